@@ -1,0 +1,1 @@
+"""Connects. Ray: placement, the scheduler actor, worker actors and the client handle."""

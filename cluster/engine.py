@@ -1,0 +1,67 @@
+"""What every engine offers to those who generate with it, whether it runs on Ray or in this process. No ray here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from scheduler.request import Delta, Request
+
+
+class EngineUnavailable(Exception):
+    """The engine cannot serve now: it is starting, it failed, or it did not answer in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Facts of a running engine that do not change while it runs, except the policy.
+
+    `max_model_len` bounds prompt + generated tokens of a sequence; `num_blocks` x `block_size` tokens is the KV pool of
+    one group.
+    """
+
+    model: str
+    model_dir: str
+    served_model_name: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    tp: int
+    groups: int
+    policy: str
+    chunk_size: int
+    device: str
+    dtype: str
+    attention: str
+    transport: str
+
+
+class Engine(Protocol):
+    """The one interface between the API (or a script) and an engine.
+
+    `generate` raises RequestRefused before its first delta where the request is not admitted, and EngineUnavailable where
+    the engine fails; its last delta carries `finish`. A consumer that stops early (closes the iterator or is cancelled)
+    has its request aborted, without awaiting anything. Methods are called from one event loop.
+    """
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def generate(self, request: Request) -> AsyncIterator[Delta]: ...
+
+    def abort(self, request_id: str) -> None:
+        """Ask for a request to be ended; it leaves within an iteration. Unknown ids are ignored. Never blocks."""
+
+    async def stats(self) -> dict[str, Any]:
+        """Figures now: running, waiting, blocks_free, blocks_total, iterations, policy, ... (see Scheduler.stats)."""
+
+    async def metrics(self) -> bytes:
+        """Prometheus text exposition of the engine's figures."""
+
+    async def health(self, timeout_s: float) -> None:
+        """Return after a real forward on every group within `timeout_s`. Raises EngineUnavailable otherwise."""
+
+    async def configure(self, policy: str, chunk_size: int) -> None:
+        """Change the policy of a running engine, between two iterations. Raises ValueError for an unknown one."""

@@ -1,0 +1,1 @@
+"""Exposes. Ray Serve application, OpenAI-compatible API, command line, demo."""

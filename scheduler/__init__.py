@@ -1,0 +1,1 @@
+"""Decides. Pure Python: no torch, no ray, no clock of its own, no input or output."""

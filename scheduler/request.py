@@ -1,0 +1,128 @@
+"""A request as a client gives it, and the sequence that the scheduler makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from scheduler.blocks import BlockTable
+from scheduler.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to be generated, wholly described, so that it can be given again to a restarted scheduler.
+
+    `prompt` are token ids; `produced` the tokens that were already generated and published before (empty for a new
+    request). `max_tokens` bounds all generated tokens, `produced` included. Generation ends at a token of
+    `stop_token_ids` (the stop token itself is not published). `age_s` is how long ago the client's request arrived when
+    this was sent, so that clocks of different machines never meet.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop_token_ids: tuple[int, ...] = ()
+    produced: tuple[int, ...] = ()
+    age_s: float = 0.0
+
+
+class Finish(Enum):
+    """Why a sequence ended. STOP and LENGTH are OpenAI's; ERROR carries its reason in words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of a generated token, and the likeliest alternatives as (token, logprob), best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one iteration added to one request. `finish` is set exactly once, on a request's last delta.
+
+    `reason` says more about the end: the id of the stop token, `kv_capacity` for a sequence that outgrew the pool alone,
+    or an error in words. `cached_tokens` are prompt tokens whose KV was reused (on the first delta).
+    """
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: Finish | None = None
+    reason: str | None = None
+    cached_tokens: int = 0
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request's way through the scheduler. One idea: `computed` chases the tokens there are.
+
+    Chunks, decodes, and resuming after a preemption all follow from it. `pending` counts tokens that have been
+    scheduled to be sampled but whose value has not come back yet (it stays on the worker).
+    """
+
+    request: Request
+    arrival: float
+    order: int
+    tokens: list[int]
+    phase: Phase = Phase.WAITING
+    slot: int = -1
+    blocks: BlockTable = field(default_factory=BlockTable)
+    computed: int = 0
+    prefill_target: int = 0
+    pending: int = 0
+    blocks_sent: int = 0
+    preemptions: int = 0
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def length(self) -> int:
+        """Tokens that exist, those still on the worker included."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated or about to be, those of an earlier life (`Request.produced`) included."""
+        return self.length - len(self.request.prompt)
+
+    @property
+    def prefill_offset(self) -> int:
+        """Tokens of this prefill (the prompt; after a preemption also what was produced) whose KV exists."""
+        return min(self.computed, self.prefill_target)
+
+    @property
+    def prefill_remaining(self) -> int:
+        return self.prefill_target - self.prefill_offset
+
+    @property
+    def prefilling(self) -> bool:
+        return self.phase is Phase.RUNNING and self.prefill_remaining > 0
+
+    @property
+    def decodable(self) -> bool:
+        """Whether one more token can be scheduled: prefilled, and not already at its last token."""
+        return (
+            self.phase is Phase.RUNNING
+            and self.prefill_remaining == 0
+            and self.computed < self.length
+            and self.generated < self.request.max_tokens
+        )

@@ -1,0 +1,1 @@
+"""Computes. torch, torch.distributed and transformers; knows no ray."""

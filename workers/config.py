@@ -1,0 +1,54 @@
+"""What a worker rank is told at its start. Plain data, so that a process without Ray can build one by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """`model_dir` is a local directory in Hugging Face layout (`workers.checkpoint.resolve` gives one).
+
+    device: auto | cpu | cuda. dtype: auto (float32 on CPU, the checkpoint's on CUDA) | float32 | bfloat16 | float16.
+    attention: auto | cpu | flash_attn | varlen. block_size None: 16 on CPU, 256 on CUDA (flash kernels' page size).
+    threads None: the CPUs of this machine divided by the ranks on it. `rendezvous` is torch.distributed's init method
+    (tcp://host:port), needed where world_size > 1.
+    """
+
+    model_dir: str
+    rank: int = 0
+    world_size: int = 1
+    rendezvous: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    attention: str = "auto"
+    block_size: int | None = None
+    threads: int | None = None
+    max_model_len: int | None = None
+    max_running: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDescription:
+    """What a rank says of itself after loading; printed at start, and what the KV pool is sized from.
+
+    `kv_bytes_per_block` and `free_bytes` are this rank's own (its shard of the heads). `free_bytes` is memory that may go
+    to KV: free device memory on CUDA, available host memory on CPU.
+    """
+
+    rank: int
+    device: str
+    dtype: str
+    attention: str
+    collectives: str
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    layers: int
+    query_heads: int
+    kv_heads: int
+    weight_bytes: int
+    kv_bytes_per_block: int
+    free_bytes: int
+    threads: int
+    pid: int
