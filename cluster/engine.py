@@ -41,9 +41,9 @@ class EngineInfo:
 class Engine(Protocol):
     """The one interface between the API (or a script) and an engine.
 
-    `generate` raises RequestRefused before its first delta where the request is not admitted, and EngineUnavailable where
-    the engine fails; its last delta carries `finish`. A consumer that stops early (closes the iterator or is cancelled)
-    has its request aborted, without awaiting anything. Methods are called from one event loop.
+    `generate` raises RequestRefused before its first delta where the request is not admitted, and EngineUnavailable
+    where the engine fails; its last delta carries `finish`. A consumer that stops early (closes the iterator or is
+    cancelled) has its request aborted, without awaiting anything. Methods are called from one event loop.
     """
 
     @property

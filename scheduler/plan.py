@@ -14,7 +14,7 @@ from scheduler.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence enters a free slot. `tokens` are its prompt and what it had produced; `prompt_tokens` of them are prompt."""
+    """A sequence enters a free slot. `tokens` are its prompt (`prompt_tokens` of them) and what it had produced."""
 
     slot: int
     tokens: tuple[int, ...]
@@ -63,7 +63,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """What the worker group answers to a plan: samples in the order of the sampling segments, seconds of each forward."""
+    """The worker group's answer to a plan: samples in the order of the sampling segments, seconds of each forward."""
 
     iteration: int
     samples: tuple[Sample, ...]

@@ -49,8 +49,8 @@ class TokenLogprob:
 class Delta:
     """What one iteration added to one request. `finish` is set exactly once, on a request's last delta.
 
-    `reason` says more about the end: the id of the stop token, `kv_capacity` for a sequence that outgrew the pool alone,
-    or an error in words. `cached_tokens` are prompt tokens whose KV was reused (on the first delta).
+    `reason` says more about the end: the id of the stop token, `kv_capacity` for a sequence that outgrew the pool
+    alone, or an error in words. `cached_tokens` are prompt tokens whose KV was reused (on the first delta).
     """
 
     request_id: str

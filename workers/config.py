@@ -32,8 +32,8 @@ class WorkerConfig:
 class WorkerDescription:
     """What a rank says of itself after loading; printed at start, and what the KV pool is sized from.
 
-    `kv_bytes_per_block` and `free_bytes` are this rank's own (its shard of the heads). `free_bytes` is memory that may go
-    to KV: free device memory on CUDA, available host memory on CPU.
+    `kv_bytes_per_block` and `free_bytes` are this rank's own (its shard of the heads). `free_bytes` is memory that may
+    go to KV: free device memory on CUDA, available host memory on CPU.
     """
 
     rank: int

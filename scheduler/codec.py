@@ -1,0 +1,262 @@
+"""Messages as bytes: msgpack arrays of plain values behind a mark, a version and a kind.
+
+Decoding builds only our own frozen types from ints, floats, strings and lists: no code is run and no type is named by
+the sender. Anything else (truncated, foreign, another version, a float where an int belongs) is a WireError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import msgpack
+
+from scheduler.errors import WireError
+from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
+from scheduler.request import Delta, Finish, Request, TokenLogprob
+from scheduler.sampling import SamplingParams
+
+MARK = "stallfree"
+VERSION = 1
+
+T = TypeVar("T")
+
+
+def encode_plan(plan: IterationPlan) -> bytes:
+    return _pack("plan", _plan_fields(plan))
+
+
+def decode_plan(data: bytes) -> IterationPlan:
+    """Raises WireError."""
+    return _unpack(data, "plan", _plan)
+
+
+def encode_result(result: IterationResult) -> bytes:
+    return _pack("result", [result.iteration, [_sample_fields(s) for s in result.samples], list(result.forward_s)])
+
+
+def decode_result(data: bytes) -> IterationResult:
+    """Raises WireError."""
+    return _unpack(data, "result", _result)
+
+
+def encode_requests(requests: Iterable[Request]) -> bytes:
+    return _pack("requests", [_request_fields(r) for r in requests])
+
+
+def decode_requests(data: bytes) -> tuple[Request, ...]:
+    """Raises WireError."""
+    return _unpack(data, "requests", lambda body: tuple(_request(x) for x in _list(body)))
+
+
+def encode_deltas(deltas: Iterable[Delta]) -> bytes:
+    return _pack("deltas", [_delta_fields(d) for d in deltas])
+
+
+def decode_deltas(data: bytes) -> tuple[Delta, ...]:
+    """Raises WireError."""
+    return _unpack(data, "deltas", lambda body: tuple(_delta(x) for x in _list(body)))
+
+
+# The envelope.
+
+
+def _pack(kind: str, body: list[Any]) -> bytes:
+    packed: bytes = msgpack.packb([MARK, VERSION, kind, body], use_bin_type=True)
+    return packed
+
+
+def _unpack(data: bytes, kind: str, build: Callable[[Any], T]) -> T:
+    try:
+        message = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True)
+    except Exception as error:  # msgpack raises half a dozen unrelated types for malformed input
+        raise WireError(f"not a msgpack message: {error or type(error).__name__}") from None
+    if not isinstance(message, list) or len(message) != 4 or message[0] != MARK:
+        raise WireError("not a message of this system")
+    if type(message[1]) is not int or message[1] != VERSION:
+        raise WireError(f"message of version {message[1]!r}, this side speaks version {VERSION}")
+    if message[2] != kind:
+        raise WireError(f"message of kind {message[2]!r} where {kind!r} was expected")
+    return build(message[3])
+
+
+# Each type as a list of its fields, and back.
+
+
+def _plan_fields(plan: IterationPlan) -> list[Any]:
+    return [
+        plan.iteration,
+        list(plan.releases),
+        [[a.slot, list(a.tokens), a.prompt_tokens, _sampling_fields(a.sampling)] for a in plan.admissions],
+        [[[s.slot, s.start, s.count, list(s.new_blocks), s.sample] for s in forward] for forward in plan.forwards],
+    ]
+
+
+def _plan(body: Any) -> IterationPlan:
+    iteration, releases, admissions, forwards = _fields(body, 4, "plan")
+    return IterationPlan(
+        iteration=_count(iteration),
+        releases=_counts(releases),
+        admissions=tuple(_admission(a) for a in _list(admissions)),
+        forwards=tuple(tuple(_segment(s) for s in _list(forward)) for forward in _list(forwards)),
+    )
+
+
+def _admission(body: Any) -> Admission:
+    slot, tokens, prompt_tokens, sampling = _fields(body, 4, "admission")
+    return Admission(_count(slot), _counts(tokens), _count(prompt_tokens), _sampling(sampling))
+
+
+def _segment(body: Any) -> Segment:
+    slot, start, count, new_blocks, sample = _fields(body, 5, "segment")
+    return Segment(_count(slot), _count(start), _count(count), _counts(new_blocks), _bool(sample))
+
+
+def _sampling_fields(p: SamplingParams) -> list[Any]:
+    return [
+        *(p.temperature, p.top_k, p.top_p, p.min_p, p.seed, p.choice),
+        *(p.presence_penalty, p.frequency_penalty, p.repetition_penalty),
+        [list(pair) for pair in p.logit_bias],
+        p.logprobs,
+    ]
+
+
+def _sampling(body: Any) -> SamplingParams:
+    f = _fields(body, 11, "sampling parameters")
+    bias = tuple((_count(token), _float(value)) for token, value in (_fields(x, 2, "bias") for x in _list(f[9])))
+    return SamplingParams(
+        temperature=_float(f[0]),
+        top_k=_count(f[1]),
+        top_p=_float(f[2]),
+        min_p=_float(f[3]),
+        seed=_count(f[4]),
+        choice=_count(f[5]),
+        presence_penalty=_float(f[6]),
+        frequency_penalty=_float(f[7]),
+        repetition_penalty=_float(f[8]),
+        logit_bias=bias,
+        logprobs=None if f[10] is None else _count(f[10]),
+    )
+
+
+def _sample_fields(s: Sample) -> list[Any]:
+    return [s.slot, s.token, _logprob_fields(s.logprob), s.error]
+
+
+def _sample(body: Any) -> Sample:
+    slot, token, logprob, error = _fields(body, 4, "sample")
+    return Sample(_count(slot), _int(token), _logprob(logprob), _optional_str(error))
+
+
+def _result(body: Any) -> IterationResult:
+    iteration, samples, forward_s = _fields(body, 3, "result")
+    return IterationResult(
+        _count(iteration), tuple(_sample(s) for s in _list(samples)), tuple(_float(x) for x in _list(forward_s))
+    )
+
+
+def _logprob_fields(p: TokenLogprob | None) -> list[Any] | None:
+    return None if p is None else [p.logprob, [list(pair) for pair in p.top]]
+
+
+def _logprob(body: Any) -> TokenLogprob | None:
+    if body is None:
+        return None
+    logprob, top = _fields(body, 2, "logprob")
+    pairs = (_fields(x, 2, "alternative") for x in _list(top))
+    return TokenLogprob(_float(logprob), tuple((_count(token), _float(value)) for token, value in pairs))
+
+
+def _request_fields(r: Request) -> list[Any]:
+    return [
+        *(r.request_id, list(r.prompt), r.max_tokens, _sampling_fields(r.sampling)),
+        *(list(r.stop_token_ids), list(r.produced), r.age_s),
+    ]
+
+
+def _request(body: Any) -> Request:
+    f = _fields(body, 7, "request")
+    return Request(
+        request_id=_str(f[0]),
+        prompt=_counts(f[1]),
+        max_tokens=_count(f[2]),
+        sampling=_sampling(f[3]),
+        stop_token_ids=_counts(f[4]),
+        produced=_counts(f[5]),
+        age_s=_float(f[6]),
+    )
+
+
+def _delta_fields(d: Delta) -> list[Any]:
+    return [
+        *(d.request_id, list(d.tokens), [_logprob_fields(p) for p in d.logprobs]),
+        *(None if d.finish is None else d.finish.value, d.reason, d.cached_tokens),
+    ]
+
+
+def _delta(body: Any) -> Delta:
+    request_id, tokens, logprobs, finish, reason, cached = _fields(body, 6, "delta")
+    decoded = tuple(_logprob(p) for p in _list(logprobs))
+    return Delta(
+        request_id=_str(request_id),
+        tokens=_counts(tokens),
+        logprobs=tuple(p if p is not None else _refuse("a log-probability", p) for p in decoded),
+        finish=None if finish is None else _finish(finish),
+        reason=_optional_str(reason),
+        cached_tokens=_count(cached),
+    )
+
+
+def _finish(value: Any) -> Finish:
+    try:
+        return Finish(value)
+    except ValueError:
+        _refuse("a finish reason", value)
+
+
+# Checked leaves. bool is an int to Python but not here.
+
+
+def _refuse(wanted: str, value: Any) -> NoReturn:
+    raise WireError(f"expected {wanted}, got {str(value)[:40]!r}")
+
+
+def _fields(value: Any, count: int, what: str) -> list[Any]:
+    if not isinstance(value, list) or len(value) != count:
+        _refuse(f"{count} fields of a {what}", value)
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else _refuse("a list", value)
+
+
+def _int(value: Any) -> int:
+    return value if type(value) is int else _refuse("an integer", value)
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value >= 0 else _refuse("a non-negative integer", value)
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    counts: Sequence[Any] = _list(value)
+    if not all(type(x) is int and x >= 0 for x in counts):
+        _refuse("non-negative integers", value)
+    return tuple(counts)
+
+
+def _float(value: Any) -> float:
+    return float(value) if type(value) in (float, int) else _refuse("a number", value)
+
+
+def _bool(value: Any) -> bool:
+    return value if type(value) is bool else _refuse("true or false", value)
+
+
+def _str(value: Any) -> str:
+    return value if type(value) is str else _refuse("a string", value)
+
+
+def _optional_str(value: Any) -> str | None:
+    return None if value is None else _str(value)
