@@ -1,0 +1,61 @@
+"""From one configuration to its parts: what a worker is told, what the engine says of itself, a group's scheduler."""
+
+from __future__ import annotations
+
+from cluster.config import EngineConfig
+from cluster.engine import EngineInfo
+from scheduler.policies import make_policy
+from scheduler.scheduler import Scheduler, SchedulerConfig
+from workers.config import WorkerConfig, WorkerDescription
+
+
+def worker_config(config: EngineConfig, model_dir: str) -> WorkerConfig:
+    """Rank 0 of one; other ranks differ by rank, world size and rendezvous."""
+    return WorkerConfig(
+        model_dir=model_dir,
+        device=config.device,
+        dtype=config.dtype,
+        attention=config.attention,
+        block_size=config.block_size,
+        threads=config.threads,
+        max_model_len=config.max_model_len,
+        max_running=config.max_running,
+    )
+
+
+def engine_info(
+    config: EngineConfig, model_dir: str, ranks: list[WorkerDescription], num_blocks: int, transport: str
+) -> EngineInfo:
+    """What a running engine says of itself, from what its ranks say. `ranks` are one group's."""
+    first = ranks[0]
+    return EngineInfo(
+        model=config.model,
+        model_dir=model_dir,
+        served_model_name=config.served_model_name or config.model,
+        max_model_len=first.max_model_len,
+        vocab_size=first.vocab_size,
+        block_size=first.block_size,
+        num_blocks=num_blocks,
+        tp=config.tp,
+        groups=config.groups,
+        policy=config.policy,
+        chunk_size=config.chunk_size,
+        device=first.device,
+        dtype=first.dtype,
+        attention=first.attention,
+        transport=transport,
+    )
+
+
+def make_scheduler(config: EngineConfig, info: EngineInfo) -> Scheduler:
+    """A group's scheduler, sized by the engine's facts."""
+    sizes = SchedulerConfig(
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        max_running=config.max_running,
+        max_queued_requests=config.max_queued_requests,
+    )
+    policy = make_policy(config.policy, chunk_size=config.chunk_size, max_batched_tokens=config.max_batched_tokens)
+    return Scheduler(sizes, policy)

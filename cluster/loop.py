@@ -1,0 +1,151 @@
+"""The iteration loop of one worker group: schedule, execute, commit, publish. Clock and executor are injected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.engine import EngineUnavailable
+from cluster.executor import Executor
+from scheduler.plan import IterationPlan, IterationResult
+from scheduler.request import Delta, Request
+from scheduler.sampling import SamplingParams
+from scheduler.scheduler import Scheduler
+
+PROBE_PREFIX = "_probe-"
+"""Requests of the health check have ids that begin so; nobody is subscribed to them and no figure counts them."""
+
+Publish = Callable[[list[Delta]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRecord:
+    """One iteration as it happened. Times are seconds of the loop's clock: plan made, result committed."""
+
+    plan: IterationPlan
+    result: IterationResult
+    deltas: list[Delta]
+    started: float
+    ended: float
+
+
+class IterationLoop:
+    """Runs until it is closed or its executor fails, which ends every request with the reason.
+
+    `overlap` plans are under way at once: 2 hides scheduling behind the forward, at the cost of at most one discarded
+    token for a sequence that turns out to be finished. `publish` gets the deltas of an iteration in one call.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        clock: Callable[[], float],
+        publish: Publish,
+        observe: Callable[[IterationRecord], None] | None = None,
+        overlap: int = 1,
+    ) -> None:
+        self.scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._publish = publish
+        self._observe = observe
+        self._overlap = overlap
+        self._under_way: deque[tuple[IterationPlan, float, asyncio.Task[IterationResult]]] = deque()
+        self._wake = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._closed = False
+        self._probes = 0
+        self.failure: str | None = None
+        self.iterations = 0
+
+    # What others ask of it, from the same event loop.
+
+    def add(self, request: Request) -> None:
+        """Raises RequestRefused, or EngineUnavailable once the workers have failed."""
+        if self.failure is not None:
+            raise EngineUnavailable(self.failure)
+        self.scheduler.add(request, self._clock())
+        self._wake.set()
+
+    def abort(self, request_id: str) -> None:
+        if self.scheduler.abort(request_id):
+            self._wake.set()
+
+    async def heartbeat(self) -> None:
+        """Return once an iteration was completed after this call: one under way, or a probe's if there is none.
+
+        Raises EngineUnavailable where the workers have failed. It takes as long as it takes: the deadline is the caller's.
+        """
+        seen = self.iterations
+        while self.iterations == seen and self.failure is None:
+            if self.scheduler.idle:
+                self._probes += 1
+                self.add(Request(f"{PROBE_PREFIX}{self._probes}", (0,), 1, SamplingParams(temperature=0.0)))
+            await self._progress.wait()
+        if self.failure is not None:
+            raise EngineUnavailable(self.failure)
+
+    async def run(self) -> None:
+        """The loop itself. Returns after `close`, or after the executor's failure (see `failure`)."""
+        try:
+            while not self._closed:
+                self._launch()
+                self._publish_if_any(self.scheduler.take_deltas())
+                if self._under_way:
+                    await self._complete()
+                else:
+                    self._tell_progress()
+                    await self._wake.wait()
+                self._wake.clear()
+        except Exception as error:
+            self._fail(f"the workers failed: {type(error).__name__}: {error}")
+        finally:
+            for _, _, task in self._under_way:
+                task.cancel()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+
+    # Its steps.
+
+    def _launch(self) -> None:
+        while len(self._under_way) < self._overlap:
+            started = self._clock()
+            plan = self.scheduler.schedule(started)
+            if plan is None:
+                return
+            task = asyncio.ensure_future(self._executor.execute(plan))
+            self._under_way.append((plan, started, task))
+
+    async def _complete(self) -> None:
+        plan, started, task = self._under_way[0]
+        result = await task
+        self._under_way.popleft()
+        ended = self._clock()
+        deltas = self.scheduler.commit(result, ended)
+        self.iterations += 1
+        self._publish_if_any(deltas)
+        if self._observe is not None:
+            self._observe(IterationRecord(plan, result, deltas, started, ended))
+        self._tell_progress()
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        self.scheduler.fail_all(reason)
+        self._publish_if_any(self.scheduler.take_deltas())
+        self._tell_progress()
+
+    def _publish_if_any(self, deltas: list[Delta]) -> None:
+        wanted = [delta for delta in deltas if not delta.request_id.startswith(PROBE_PREFIX)]
+        if wanted:
+            self._publish(wanted)
+
+    def _tell_progress(self) -> None:
+        """Wake everybody who waits for something to happen; each event serves once."""
+        self._progress.set()
+        self._progress = asyncio.Event()

@@ -1,0 +1,23 @@
+"""`chunked`: every iteration is one fused forward of all decodes and up to a budget of prompt tokens, decodes first.
+
+The way of Sarathi-Serve (Agrawal et al., OSDI 2024). The budget is injected: a constant here.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from scheduler.budget import Batch, TokenBudget
+from scheduler.policies.base import Forward, YoungestVictim, decode_all, fill_with_chunks
+
+
+class ChunkedPolicy(YoungestVictim):
+    name: ClassVar[str] = "chunked"
+
+    def __init__(self, budget: TokenBudget) -> None:
+        self._budget = budget
+
+    def compose(self, batch: Batch) -> list[Forward]:
+        decodes = decode_all(batch.decodes)
+        chunks = fill_with_chunks(batch.prefills, self._budget.prefill_tokens(batch)) if batch.prefills else []
+        return [decodes + chunks] if decodes or chunks else []

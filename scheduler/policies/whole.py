@@ -1,0 +1,40 @@
+"""`whole`: continuous batching that takes a prompt whole, in an iteration of its own. Every stream waits for it.
+
+This is the problem that chunking solves, kept runnable so that it can be measured. Prompts that wait together share an
+iteration up to `max_batched_tokens`; a longer one still goes whole. Between two such iterations the streams get one, so
+that arrivals without end cannot silence them for ever.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from scheduler.budget import Batch
+from scheduler.policies.base import Draft, Forward, YoungestVictim, decode_all
+
+
+class WholePolicy(YoungestVictim):
+    name: ClassVar[str] = "whole"
+
+    def __init__(self, max_batched_tokens: int) -> None:
+        if max_batched_tokens < 1:
+            raise ValueError(f"max_batched_tokens must be at least 1, got {max_batched_tokens}")
+        self._max_batched_tokens = max_batched_tokens
+        self._streams_are_owed = False
+
+    def compose(self, batch: Batch) -> list[Forward]:
+        if batch.prefills and not (self._streams_are_owed and batch.decodes):
+            self._streams_are_owed = True
+            return [self._whole_prompts(batch)]
+        self._streams_are_owed = False
+        return [decode_all(batch.decodes)] if batch.decodes else []
+
+    def _whole_prompts(self, batch: Batch) -> Forward:
+        prompts: Forward = []
+        tokens = 0
+        for sequence in batch.prefills:
+            tokens += sequence.prefill_remaining
+            if prompts and tokens > self._max_batched_tokens:
+                break
+            prompts.append(Draft(sequence, sequence.prefill_remaining))
+        return prompts

@@ -1,0 +1,306 @@
+"""The scheduler: who runs in the next iteration, where its KV goes, and what came of the last one.
+
+`schedule(now)` gives a plan, `commit(result, now)` takes its answer; the policy decides the mix, this class keeps
+slots, blocks and queues. Plans run on the workers in the order in which they were made, so whatever a plan frees may be
+given away in the same or the next plan. Several plans may be under way at once: a token that is still on its worker is
+`pending`, and a sequence that turns out to be finished costs its tokens under way, which are dropped.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.admission import Limits, check_request
+from scheduler.blocks import BlockPool
+from scheduler.budget import Batch
+from scheduler.errors import RequestRefused
+from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
+from scheduler.policies import Draft, Forward, Policy
+from scheduler.request import Delta, Finish, Phase, Request, Sequence
+
+KV_CAPACITY = "kv_capacity"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Sizes that do not change while a group runs. `max_running` sequences hold a slot at once."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    max_running: int = 64
+    max_queued_requests: int = 1024
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.max_model_len, self.vocab_size, self.num_blocks, self.block_size)
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig, policy: Policy) -> None:
+        self.config = config
+        self.policy = policy
+        self.pool = BlockPool(config.num_blocks, config.block_size)
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._free_slots = list(range(config.max_running - 1, -1, -1))
+        self._entering: list[Sequence] = []
+        self._leaving: list[int] = []
+        self._in_flight: dict[int, list[Sequence]] = {}
+        self._outbox: list[Delta] = []
+        self._iteration = 0
+        self._next_order = 0
+        self._preemptions = 0
+
+    # Requests come and go.
+
+    def add(self, request: Request, now: float) -> None:
+        """Queue a request. Raises RequestRefused; a request that is queued will end, in one way or another."""
+        if request.request_id in self._sequences:
+            raise RequestRefused("duplicate_request", f"request {request.request_id!r} is running already")
+        check_request(request, self.config.limits)
+        if len(self._waiting) >= self.config.max_queued_requests:
+            raise RequestRefused(
+                "queue_full", f"{len(self._waiting)} requests are waiting, the queue's bound; try again later"
+            )
+        sequence = Sequence(
+            request=request,
+            arrival=now - request.age_s,
+            order=self._next_order,
+            tokens=[*request.prompt, *request.produced],
+        )
+        self._next_order += 1
+        self._sequences[request.request_id] = sequence
+        self._waiting.append(sequence)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now; its blocks are free at once. False where no such request is known."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return False
+        self._finish(sequence, Delta(request_id, finish=Finish.ABORT))
+        return True
+
+    def fail_all(self, reason: str) -> None:
+        """End every request with an error, after the workers were lost."""
+        for sequence in list(self._sequences.values()):
+            self._finish(sequence, Delta(sequence.request_id, finish=Finish.ERROR, reason=reason))
+        self._forget_workers()
+
+    def requeue_all(self) -> None:
+        """Start every running sequence over from its tokens, for workers that are new and know nothing."""
+        for sequence in list(self._running):
+            self._preempt(sequence)
+        self._forget_workers()
+
+    def _forget_workers(self) -> None:
+        for sequence in self._waiting:
+            sequence.pending = 0
+        self._in_flight.clear()
+        self._leaving.clear()
+
+    def take_deltas(self) -> list[Delta]:
+        """What ended outside of a commit (aborted, outgrew the pool, failed) since the last call."""
+        deltas, self._outbox = self._outbox, []
+        return deltas
+
+    @property
+    def idle(self) -> bool:
+        return not self._sequences
+
+    # One iteration.
+
+    def schedule(self, now: float) -> IterationPlan | None:
+        """The next iteration, or None where nothing can run (until a commit, an abort or an arrival)."""
+        self._admit_waiting()
+        forwards = self.policy.compose(self._batch(now))
+        self._secure_blocks(forwards)
+        granted = [[draft for draft in forward if draft.sequence.phase is Phase.RUNNING] for forward in forwards]
+        granted = [forward for forward in granted if forward]
+        if not granted:
+            return None
+        self._iteration += 1
+        sampling: list[Sequence] = []
+        plan = IterationPlan(
+            iteration=self._iteration,
+            admissions=tuple(self._admission(sequence) for sequence in self._entering),
+            releases=tuple(self._leaving),
+            forwards=tuple(tuple(self._segment(draft, sampling) for draft in forward) for forward in granted),
+        )
+        self._entering, self._leaving = [], []
+        self._in_flight[plan.iteration] = sampling
+        return plan
+
+    def commit(self, result: IterationResult, now: float) -> list[Delta]:
+        """Take the answer to a plan. Returns what it added to each request, with what ended meanwhile.
+
+        Raises ValueError for an answer to no plan under way, or one that does not match its plan.
+        """
+        sampling = self._in_flight.pop(result.iteration, None)
+        if sampling is None:
+            raise ValueError(f"result of iteration {result.iteration}, which is not under way")
+        if len(sampling) != len(result.samples):
+            raise ValueError(f"{len(result.samples)} samples where iteration {result.iteration} has {len(sampling)}")
+        deltas = self.take_deltas()
+        for sequence, sample in zip(sampling, result.samples, strict=True):
+            sequence.pending = max(0, sequence.pending - 1)
+            if sequence.phase is not Phase.FINISHED:
+                self._accept(sequence, sample, now)
+        return deltas + self.take_deltas()
+
+    # Admission.
+
+    def _admit_waiting(self) -> None:
+        """First come, first served: nobody overtakes a request that does not fit yet, so that none starves."""
+        while self._waiting and self._free_slots and self._waiting[0].pending == 0:
+            sequence = self._waiting[0]
+            needed = self.pool.blocks_for(sequence.length)
+            # Every stream may want one more block soon: a newcomer that takes the last ones would be thrown out again.
+            if self._running and self.pool.free - needed < len(self._running):
+                return
+            blocks = self.pool.allocate(needed)
+            if blocks is None:
+                return
+            self._waiting.pop(0)
+            sequence.blocks.extend(blocks)
+            sequence.slot = self._free_slots.pop()
+            sequence.prefill_target = sequence.length
+            sequence.phase = Phase.RUNNING
+            insort(self._running, sequence, key=lambda s: s.order)
+            self._entering.append(sequence)
+
+    def _batch(self, now: float) -> Batch:
+        return Batch(
+            prefills=[sequence for sequence in self._running if sequence.prefilling],
+            decodes=[sequence for sequence in self._running if sequence.decodable],
+            now=now,
+        )
+
+    # Blocks.
+
+    def _secure_blocks(self, forwards: list[Forward]) -> None:
+        """Give every draft the blocks it will write, preempting by the policy's choice when there are none left."""
+        for draft in (draft for forward in forwards for draft in forward):
+            while draft.sequence.phase is Phase.RUNNING and not self._grow(draft):
+                if len(self._running) == 1:
+                    delta = Delta(draft.sequence.request_id, finish=Finish.LENGTH, reason=KV_CAPACITY)
+                    self._finish(draft.sequence, delta)
+                else:
+                    self._preempt(self.policy.victim(self._running))
+                    self._preemptions += 1
+
+    def _grow(self, draft: Draft) -> bool:
+        sequence = draft.sequence
+        missing = self.pool.blocks_for(sequence.computed + draft.count) - len(sequence.blocks)
+        if missing <= 0:
+            return True
+        blocks = self.pool.allocate(missing)
+        if blocks is None:
+            return False
+        sequence.blocks.extend(blocks)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take blocks and slot away; the sequence computes its tokens again once its whole context fits."""
+        self._vacate(sequence)
+        sequence.phase = Phase.WAITING
+        sequence.preemptions += 1
+        insort(self._waiting, sequence, key=lambda s: s.order)
+
+    def _vacate(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self.pool.release(sequence.blocks)
+        sequence.blocks.clear()
+        sequence.blocks_sent = sequence.computed = sequence.prefill_target = 0
+        if sequence in self._entering:
+            self._entering.remove(sequence)  # no worker has heard of it yet
+        else:
+            self._leaving.append(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+
+    # The plan.
+
+    def _admission(self, sequence: Sequence) -> Admission:
+        request = sequence.request
+        return Admission(sequence.slot, tuple(sequence.tokens), len(request.prompt), request.sampling)
+
+    def _segment(self, draft: Draft, sampling: list[Sequence]) -> Segment:
+        sequence, start = draft.sequence, draft.sequence.computed
+        sequence.computed += draft.count
+        sample = sequence.computed == sequence.length
+        if sample:
+            sequence.pending += 1
+            sampling.append(sequence)
+        new_blocks = tuple(sequence.blocks[sequence.blocks_sent :])
+        sequence.blocks_sent = len(sequence.blocks)
+        return Segment(sequence.slot, start, draft.count, new_blocks, sample)
+
+    # Results.
+
+    def _accept(self, sequence: Sequence, sample: Sample, now: float) -> None:
+        request_id = sequence.request_id
+        if sample.error is not None:
+            self._finish(sequence, Delta(request_id, finish=Finish.ERROR, reason=sample.error))
+            return
+        if sample.token in sequence.request.stop_token_ids:
+            self._finish(sequence, Delta(request_id, finish=Finish.STOP, reason=str(sample.token)))
+            return
+        sequence.tokens.append(sample.token)
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+        sequence.last_token_at = now
+        at_limit = len(sequence.tokens) - len(sequence.request.prompt) >= sequence.request.max_tokens
+        delta = Delta(
+            request_id,
+            tokens=(sample.token,),
+            logprobs=() if sample.logprob is None else (sample.logprob,),
+            finish=Finish.LENGTH if at_limit else None,
+        )
+        if at_limit:
+            self._finish(sequence, delta)
+        else:
+            self._outbox.append(delta)
+
+    def _finish(self, sequence: Sequence, last: Delta) -> None:
+        if sequence.phase is Phase.RUNNING:
+            self._vacate(sequence)
+        elif sequence.phase is Phase.WAITING:
+            self._waiting.remove(sequence)
+        sequence.phase = Phase.FINISHED
+        del self._sequences[sequence.request_id]
+        self._outbox.append(last)
+
+    # Figures.
+
+    def stats(self) -> dict[str, Any]:
+        """Figures now. Outstanding tokens: of prompts not yet computed, and those that may still be generated."""
+        return {
+            "policy": self.policy.name,
+            "iterations": self._iteration,
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+            "blocks_total": self.pool.total,
+            "blocks_free": self.pool.free,
+            "preemptions": self._preemptions,
+            "tokens_outstanding": sum(
+                sequence.length - sequence.computed + sequence.request.max_tokens - sequence.generated
+                for sequence in self._sequences.values()
+            ),
+        }
+
+    def check(self) -> None:
+        """Invariants that hold between any two calls. Raises ValueError naming the one that broke."""
+        self.pool.check()
+        held = [block for sequence in self._running for block in sequence.blocks]
+        if len(held) != len(set(held)) or len(held) != self.pool.used:
+            raise ValueError(f"{len(held)} blocks held by sequences, {self.pool.used} taken from the pool")
+        slots = [sequence.slot for sequence in self._running] + self._free_slots
+        if sorted(slots) != list(range(self.config.max_running)):
+            raise ValueError(f"slots lost or given twice: {sorted(slots)}")
+        if len(self._sequences) != len(self._running) + len(self._waiting):
+            raise ValueError("a sequence is in no queue or in two")
