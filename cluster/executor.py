@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from scheduler.plan import IterationPlan, IterationResult
-from workers.worker import Worker
+
+if TYPE_CHECKING:  # torch is loaded by those who build a worker, not by those who only drive one
+    from workers.worker import Worker
 
 
 class Executor(Protocol):

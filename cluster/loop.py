@@ -78,7 +78,7 @@ class IterationLoop:
     async def heartbeat(self) -> None:
         """Return once an iteration was completed after this call: one under way, or a probe's if there is none.
 
-        Raises EngineUnavailable where the workers have failed. It takes as long as it takes: the deadline is the caller's.
+        Raises EngineUnavailable where the workers have failed. It takes as long as it takes: the caller has the deadline.
         """
         seen = self.iterations
         while self.iterations == seen and self.failure is None:

@@ -56,6 +56,11 @@ class Scheduler:
         self._next_order = 0
         self._preemptions = 0
 
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """Sequences that hold a slot, oldest first."""
+        return tuple(self._running)
+
     # Requests come and go.
 
     def add(self, request: Request, now: float) -> None:
@@ -116,11 +121,9 @@ class Scheduler:
 
     def schedule(self, now: float) -> IterationPlan | None:
         """The next iteration, or None where nothing can run (until a commit, an abort or an arrival)."""
-        self._admit_waiting()
-        forwards = self.policy.compose(self._batch(now))
-        self._secure_blocks(forwards)
-        granted = [[draft for draft in forward if draft.sequence.phase is Phase.RUNNING] for forward in forwards]
-        granted = [forward for forward in granted if forward]
+        granted, gave_way = self._compose(now)
+        while gave_way and not granted:
+            granted, gave_way = self._compose(now)  # all who were drafted gave way: let those who stayed run
         if not granted:
             return None
         self._iteration += 1
@@ -152,6 +155,14 @@ class Scheduler:
                 self._accept(sequence, sample, now)
         return deltas + self.take_deltas()
 
+    def _compose(self, now: float) -> tuple[list[Forward], bool]:
+        """What the policy wants and the blocks allow, and whether a sequence gave way for want of blocks."""
+        self._admit_waiting()
+        forwards = self.policy.compose(self._batch(now))
+        gave_way = self._secure_blocks(forwards)
+        granted = [[draft for draft in forward if draft.sequence.phase is Phase.RUNNING] for forward in forwards]
+        return [forward for forward in granted if forward], gave_way
+
     # Admission.
 
     def _admit_waiting(self) -> None:
@@ -182,16 +193,22 @@ class Scheduler:
 
     # Blocks.
 
-    def _secure_blocks(self, forwards: list[Forward]) -> None:
-        """Give every draft the blocks it will write, preempting by the policy's choice when there are none left."""
+    def _secure_blocks(self, forwards: list[Forward]) -> bool:
+        """Give every draft the blocks it will write, preempting by the policy's choice when there are none left.
+
+        True where a sequence was preempted or ended for it.
+        """
+        gave_way = False
         for draft in (draft for forward in forwards for draft in forward):
             while draft.sequence.phase is Phase.RUNNING and not self._grow(draft):
+                gave_way = True
                 if len(self._running) == 1:
                     delta = Delta(draft.sequence.request_id, finish=Finish.LENGTH, reason=KV_CAPACITY)
                     self._finish(draft.sequence, delta)
                 else:
                     self._preempt(self.policy.victim(self._running))
                     self._preemptions += 1
+        return gave_way
 
     def _grow(self, draft: Draft) -> bool:
         sequence = draft.sequence

@@ -1,0 +1,151 @@
+"""A worker of pure bookkeeping: it executes plans strictly, and every departure from the contract is an AssertionError.
+
+It knows no model: the next token is a function of the tokens before it, so that whatever the schedule, a request must
+come out with the same tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler.codec import decode_plan, decode_result, encode_plan, encode_result
+from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
+from scheduler.request import Delta, Request
+from scheduler.scheduler import Scheduler
+
+VOCAB = 97
+
+
+def next_token(tokens: list[int]) -> int:
+    value = len(tokens)
+    for token in tokens[-8:]:
+        value = (value * 31 + token + 7) % 1009
+    return value % VOCAB
+
+
+def expected_tokens(request: Request) -> list[int]:
+    """What a request must produce: until its length, or up to (without) a stop token."""
+    tokens = [*request.prompt, *request.produced]
+    while len(tokens) - len(request.prompt) < request.max_tokens:
+        token = next_token(tokens)
+        if token in request.stop_token_ids:
+            break
+        tokens.append(token)
+    return tokens[len(request.prompt) + len(request.produced) :]
+
+
+@dataclass
+class SlotState:
+    tokens: list[int]
+    prompt_tokens: int
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+
+
+@dataclass
+class StrictWorker:
+    block_size: int
+    num_blocks: int
+    max_running: int
+    slots: dict[int, SlotState] = field(default_factory=dict)
+    last_iteration: int = 0
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        plan = decode_plan(encode_plan(plan))  # nothing but what survives the wire counts
+        assert plan.iteration == self.last_iteration + 1, "iterations are numbered without a gap"
+        self.last_iteration = plan.iteration
+        for slot in plan.releases:
+            assert slot in self.slots, f"slot {slot} released but not taken"
+            del self.slots[slot]
+        for admission in plan.admissions:
+            self._admit(admission)
+        assert plan.forwards and all(plan.forwards), "a plan runs something, and no forward is empty"
+        samples = [sample for forward in plan.forwards for sample in self._forward(forward)]
+        result = IterationResult(plan.iteration, tuple(samples), tuple(0.0 for _ in plan.forwards))
+        return decode_result(encode_result(result))
+
+    def _admit(self, admission: Admission) -> None:
+        assert 0 <= admission.slot < self.max_running
+        assert admission.slot not in self.slots, f"slot {admission.slot} given twice"
+        assert 0 < admission.prompt_tokens <= len(admission.tokens)
+        self.slots[admission.slot] = SlotState(list(admission.tokens), admission.prompt_tokens)
+
+    def _forward(self, forward: tuple[Segment, ...]) -> list[Sample]:
+        slots = [segment.slot for segment in forward]
+        assert len(slots) == len(set(slots)), "a sequence stands once in a forward"
+        samples = []
+        for segment in forward:
+            state = self.slots[segment.slot]
+            assert segment.count > 0
+            assert segment.start == state.computed, "each token is computed exactly once, in order"
+            end = segment.start + segment.count
+            assert end <= len(state.tokens), "only tokens that exist are computed"
+            state.blocks.extend(segment.new_blocks)
+            assert end <= len(state.blocks) * self.block_size, "every token has a place"
+            state.computed = end
+            assert segment.sample == (end == len(state.tokens)), (
+                "exactly the last token of all there are is sampled from"
+            )
+            if segment.sample:
+                token = next_token(state.tokens)
+                state.tokens.append(token)
+                samples.append(Sample(segment.slot, token))
+        self._check_blocks()
+        return samples
+
+    def _check_blocks(self) -> None:
+        held = [block for state in self.slots.values() for block in state.blocks]
+        assert len(held) == len(set(held)), "a block belongs to one sequence"
+        assert all(0 <= block < self.num_blocks for block in held)
+
+
+@dataclass
+class Run:
+    """A scheduler and its strict worker, stepped by hand, with what every request got so far."""
+
+    scheduler: Scheduler
+    worker: StrictWorker
+    now: float = 0.0
+    got: dict[str, list[int]] = field(default_factory=dict)
+    ended: dict[str, Delta] = field(default_factory=dict)
+    plans: list[IterationPlan] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> Run:
+        c = scheduler.config
+        return cls(scheduler, StrictWorker(c.block_size, c.num_blocks, c.max_running))
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request, self.now)
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.abort(request_id)
+        self.take(self.scheduler.take_deltas())
+
+    def step(self) -> IterationPlan | None:
+        """One iteration; None where the scheduler has nothing to run."""
+        self.now += 1.0
+        plan = self.scheduler.schedule(self.now)
+        self.take(self.scheduler.take_deltas())
+        self.scheduler.check()
+        if plan is not None:
+            self.plans.append(plan)
+            self.take(self.scheduler.commit(self.worker.execute(plan), self.now))
+            self.scheduler.check()
+        return plan
+
+    def take(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            assert delta.request_id not in self.ended, "nothing follows the end of a request"
+            self.got.setdefault(delta.request_id, []).extend(delta.tokens)
+            if delta.finish is not None:
+                self.ended[delta.request_id] = delta
+
+    def drain(self, bound: int = 100_000) -> None:
+        """Step until nothing is left. Fails where that does not happen within the bound, or a step does nothing."""
+        for _ in range(bound):
+            if self.scheduler.idle:
+                return
+            ended = len(self.ended)
+            assert self.step() is not None or len(self.ended) > ended, "requests are left, but nothing runs"
+        raise AssertionError(f"not done after {bound} iterations")
