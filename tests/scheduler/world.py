@@ -59,7 +59,8 @@ class StrictWorker:
             del self.slots[slot]
         for admission in plan.admissions:
             self._admit(admission)
-        assert plan.forwards and all(plan.forwards), "a plan runs something, and no forward is empty"
+        assert plan.forwards, "a plan runs something"
+        assert all(plan.forwards), "no forward is empty"
         samples = [sample for forward in plan.forwards for sample in self._forward(forward)]
         result = IterationResult(plan.iteration, tuple(samples), tuple(0.0 for _ in plan.forwards))
         return decode_result(encode_result(result))
@@ -83,9 +84,7 @@ class StrictWorker:
             state.blocks.extend(segment.new_blocks)
             assert end <= len(state.blocks) * self.block_size, "every token has a place"
             state.computed = end
-            assert segment.sample == (end == len(state.tokens)), (
-                "exactly the last token of all there are is sampled from"
-            )
+            assert segment.sample == (end == len(state.tokens)), "only the last token there is is sampled from"
             if segment.sample:
                 token = next_token(state.tokens)
                 state.tokens.append(token)
