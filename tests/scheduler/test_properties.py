@@ -1,4 +1,4 @@
-"""Whatever arrives, is aborted or runs out of blocks: each token once, no budget exceeded, nothing lost, none starved."""
+"""Whatever arrives, is aborted or runs out of blocks: each token once, within budget, nothing lost, none starved."""
 
 from __future__ import annotations
 
