@@ -15,6 +15,7 @@ from scheduler.errors import WireError
 from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
 from scheduler.request import Delta, Finish, Request, TokenLogprob
 from scheduler.sampling import SamplingParams
+from scheduler.slo import Promise
 
 MARK = "stallfree"
 VERSION = 1
@@ -171,11 +172,12 @@ def _request_fields(r: Request) -> list[Any]:
     return [
         *(r.request_id, list(r.prompt), r.max_tokens, _sampling_fields(r.sampling)),
         *(list(r.stop_token_ids), list(r.produced), r.age_s),
+        None if r.promise is None else [r.promise.ttft_s, r.promise.tpot_s, r.promise.tbt_s],
     ]
 
 
 def _request(body: Any) -> Request:
-    f = _fields(body, 7, "request")
+    f = _fields(body, 8, "request")
     return Request(
         request_id=_str(f[0]),
         prompt=_counts(f[1]),
@@ -184,7 +186,16 @@ def _request(body: Any) -> Request:
         stop_token_ids=_counts(f[4]),
         produced=_counts(f[5]),
         age_s=_float(f[6]),
+        promise=None if f[7] is None else _promise(f[7]),
     )
+
+
+def _promise(body: Any) -> Promise:
+    ttft, tpot, tbt = _fields(body, 3, "promise")
+    try:
+        return Promise(_float(ttft), _float(tpot), None if tbt is None else _float(tbt))
+    except ValueError as error:
+        raise WireError(str(error)) from None
 
 
 def _delta_fields(d: Delta) -> list[Any]:

@@ -7,6 +7,7 @@ from enum import Enum
 
 from scheduler.blocks import BlockTable
 from scheduler.sampling import SamplingParams
+from scheduler.slo import Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class Request:
     `prompt` are token ids; `produced` the tokens that were already generated and published before (empty for a new
     request). `max_tokens` bounds all generated tokens, `produced` included. Generation ends at a token of
     `stop_token_ids` (the stop token itself is not published). `age_s` is how long ago the client's request arrived when
-    this was sent, so that clocks of different machines never meet.
+    this was sent, so that clocks of different machines never meet. `promise` None: the server's default applies.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class Request:
     stop_token_ids: tuple[int, ...] = ()
     produced: tuple[int, ...] = ()
     age_s: float = 0.0
+    promise: Promise | None = None
 
 
 class Finish(Enum):
@@ -79,6 +81,7 @@ class Sequence:
     arrival: float
     order: int
     tokens: list[int]
+    promise: Promise
     phase: Phase = Phase.WAITING
     slot: int = -1
     blocks: BlockTable = field(default_factory=BlockTable)
@@ -103,6 +106,16 @@ class Sequence:
     def generated(self) -> int:
         """Tokens generated or about to be, those of an earlier life (`Request.produced`) included."""
         return self.length - len(self.request.prompt)
+
+    def next_token_due(self) -> float:
+        """When the next token that can be scheduled is due, in the scheduler's clock.
+
+        A token that was produced in an earlier life (`Request.produced`) has no time here: the count starts anew.
+        """
+        if self.first_token_at is None or self.last_token_at is None:
+            return self.promise.first_token_due(self.arrival)
+        index = self.generated - len(self.request.produced)
+        return self.promise.token_due(index, self.first_token_at, self.last_token_at)
 
     @property
     def prefill_offset(self) -> int:

@@ -9,6 +9,7 @@ given away in the same or the next plan. Several plans may be under way at once:
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,12 @@ from scheduler.errors import RequestRefused
 from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
 from scheduler.policies import Draft, Forward, Policy
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
+from scheduler.slo import LONGEST_PROMISE_S, Promise
 
 KV_CAPACITY = "kv_capacity"
+
+UNPROMISED = Promise(ttft_s=LONGEST_PROMISE_S, tpot_s=LONGEST_PROMISE_S)
+"""Of a request that was promised nothing by a scheduler without a default: nothing it can do is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class Scheduler:
         self._iteration = 0
         self._next_order = 0
         self._preemptions = 0
+        self.default_promise: Callable[[int], Promise] = lambda prompt_tokens: UNPROMISED
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -77,6 +83,7 @@ class Scheduler:
             arrival=now - request.age_s,
             order=self._next_order,
             tokens=[*request.prompt, *request.produced],
+            promise=request.promise or self.default_promise(len(request.prompt)),
         )
         self._next_order += 1
         self._sequences[request.request_id] = sequence

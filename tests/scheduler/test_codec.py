@@ -15,6 +15,7 @@ from scheduler.errors import WireError
 from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
 from scheduler.request import Delta, Finish, Request, TokenLogprob
 from scheduler.sampling import SamplingParams
+from scheduler.slo import Promise
 
 counts = st.integers(0, 2**40)
 floats = st.floats(allow_nan=False)
@@ -47,7 +48,9 @@ results = st.builds(
     ).map(tuple),
     st.lists(floats, max_size=2).map(tuple),
 )
-requests = st.builds(Request, st.text(), token_lists, counts, samplings, token_lists, token_lists, floats)
+times = st.floats(1e-3, 3600)
+promises = st.none() | st.builds(Promise, times, times, st.none() | times)
+requests = st.builds(Request, st.text(), token_lists, counts, samplings, token_lists, token_lists, floats, promises)
 deltas = st.builds(
     Delta,
     st.text(),

@@ -1,0 +1,162 @@
+"""A live engine's cost model: coefficients fitted to measured iterations, corrected online, with learned quantiles.
+
+    seconds = overhead + smooth_max(read, per_token x tokens; p)
+              + per_context x decode contexts + per_pair x chunk pairs + per_sequence x decodes
+
+The form is the roofline's (`scheduler.roofline`); the numbers are the machine's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from scheduler.roofline import Features, smooth_max
+
+
+class CostModel(Protocol):
+    """Seconds that an iteration will take."""
+
+    def predict(self, f: Features) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Seconds: `overhead` an iteration, `read` for the weights, the rest a unit. `norm` is p."""
+
+    overhead: float
+    read: float
+    per_token: float
+    per_context: float
+    per_pair: float
+    per_sequence: float
+    norm: float
+
+    def predict(self, f: Features) -> float:
+        linear = smooth_max(self.read, self.per_token * f.tokens, self.norm)
+        attention = self.per_context * f.decode_context + self.per_pair * f.chunk_pairs
+        return self.overhead + linear + attention + self.per_sequence * f.decodes
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measured iteration."""
+
+    features: Features
+    seconds: float
+
+
+NORMS = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
+
+
+def fit(samples: Sequence[Sample]) -> Coefficients:
+    """Coefficients that minimise the squared relative error over the samples, none of them negative.
+
+    For each p the model is linear in its coefficients but for the smooth maximum, which is linearised around the
+    present estimate a few times (Gauss-Newton), each step a non-negative least squares by coordinate descent. Raises
+    ValueError for too few samples to tell the terms apart.
+    """
+    if len(samples) < 4 or any(s.seconds <= 0 for s in samples):
+        raise ValueError(f"a fit needs at least 4 iterations of positive duration, got {len(samples)}")
+    candidates = [_fit_with_norm(samples, norm) for norm in NORMS]
+    return min(candidates, key=lambda c: _error(c, samples))
+
+
+def _error(c: Coefficients, samples: Sequence[Sample]) -> float:
+    return sum((c.predict(s.features) / s.seconds - 1) ** 2 for s in samples)
+
+
+def _fit_with_norm(samples: Sequence[Sample], norm: float) -> Coefficients:
+    smallest = min(samples, key=lambda s: s.features.tokens)
+    largest = max(samples, key=lambda s: s.features.tokens)
+    read, per_token = 0.9 * smallest.seconds, largest.seconds / max(1, largest.features.tokens)
+    best = Coefficients(0.0, read, per_token, 0.0, 0.0, 0.0, norm)
+    for _ in range(12):
+        rows = [_row(s, best, norm) for s in samples]
+        x = _nonnegative_least_squares(rows, [1.0] * len(samples), [best.read, best.per_token, 0, 0, 0, 0])
+        trial = Coefficients(x[2], x[0], x[1], x[3], x[4], x[5], norm)
+        if _error(trial, samples) >= _error(best, samples) * (1 - 1e-6):
+            break
+        best = trial
+    return best
+
+
+def _row(s: Sample, at: Coefficients, norm: float) -> list[float]:
+    """The model's derivatives at an estimate, by measured duration: the smooth maximum is homogeneous of degree 1, so
+    that it equals its gradient times its arguments."""
+    compute = at.per_token * s.features.tokens
+    level = smooth_max(at.read, compute, norm)
+    d_read = (at.read / level) ** (norm - 1) if level > 0 else 1.0
+    d_compute = (compute / level) ** (norm - 1) if level > 0 else 1.0
+    f = s.features
+    terms = (d_read, d_compute * f.tokens, 1.0, f.decode_context, f.chunk_pairs, f.decodes)
+    return [term / s.seconds for term in terms]
+
+
+def _nonnegative_least_squares(rows: list[list[float]], y: list[float], start: list[float]) -> list[float]:
+    """min |rows x - y|^2, x >= 0, by cyclic coordinate descent on columns scaled to unit length."""
+    n = len(start)
+    scale = [math.sqrt(sum(row[j] ** 2 for row in rows)) or 1.0 for j in range(n)]
+    gram = [[sum(r[i] * r[j] for r in rows) / (scale[i] * scale[j]) for j in range(n)] for i in range(n)]
+    target = [sum(r[i] * v for r, v in zip(rows, y, strict=True)) / scale[i] for i in range(n)]
+    x = [start[j] * scale[j] for j in range(n)]
+    for _ in range(2000):
+        moved = 0.0
+        for j in range(n):
+            if gram[j][j] == 0:
+                continue
+            gradient = target[j] - sum(gram[j][k] * x[k] for k in range(n))
+            new = max(0.0, x[j] + gradient / gram[j][j])
+            moved = max(moved, abs(new - x[j]))
+            x[j] = new
+        if moved < 1e-10:
+            break
+    return [x[j] / scale[j] for j in range(n)]
+
+
+class OnlineCostModel:
+    """A base model corrected by what iterations really took.
+
+    The correction is one factor, moved by a bounded step toward each iteration's ratio of actual to predicted, so that
+    an outlier (a page fault, a noisy neighbour) moves it no further than a mild surprise does. The last ratios also give
+    the quantile by which a budget has to allow for iterations that take longer than predicted.
+    """
+
+    def __init__(
+        self, base: CostModel, *, step: float = 0.05, surprise: float = 0.25, limit: float = 4.0, window: int = 200
+    ) -> None:
+        self.base = base
+        self.correction = 1.0
+        self._step = step
+        self._surprise = surprise
+        self._limit = limit
+        self._ratios: deque[float] = deque(maxlen=window)
+
+    def predict(self, f: Features) -> float:
+        return self.base.predict(f) * self.correction
+
+    def observe(self, f: Features, seconds: float) -> float:
+        """Learn from one iteration. Returns its ratio of actual to predicted (as it was predicted)."""
+        ratio = seconds / self.predict(f)
+        self._ratios.append(ratio)
+        bounded = min(max(ratio, 1 / (1 + self._surprise)), 1 + self._surprise)
+        moved = self.correction * bounded**self._step
+        self.correction = min(max(moved, 1 / self._limit), self._limit)
+        return ratio
+
+    def margin(self, quantile: float) -> float:
+        """The ratio of actual to predicted that a share of `quantile` of the last iterations stayed within; at least 1.
+
+        1 until there are enough iterations to say (20).
+        """
+        if len(self._ratios) < 20:
+            return 1.0
+        ordered = sorted(self._ratios)
+        rank = min(len(ordered) - 1, math.ceil(quantile * len(ordered)) - 1)
+        return max(1.0, ordered[max(0, rank)])

@@ -1,0 +1,149 @@
+"""`slo`: the budget of every iteration follows from the tightest promise in the batch.
+
+The budget is the largest chunk total whose predicted iteration, allowed for by a learned quantile, ends before the
+earliest due token of any stream; with nothing at risk it is the cap. Prompts share it by least laxity. One that can no
+longer meet its promise yields to those that can, yet keeps a small share, so that it is served in the end. Deadlines
+and relegation follow Niyama (ASPLOS 2026).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import ClassVar
+
+from scheduler.budget import Batch
+from scheduler.costmodel import OnlineCostModel
+from scheduler.policies.base import Draft, Forward, decode_all, fill_with_chunks
+from scheduler.request import Sequence
+from scheduler.roofline import Features
+from scheduler.search import largest
+
+
+@dataclass(frozen=True, slots=True)
+class SloSettings:
+    """`quantile`: share of iterations that must end in time. `min_progress`: prompt tokens that are computed, whatever
+    the streams were promised, once prompts have waited `patience` iterations without any. `tile`: granularity of the
+    matrix kernels; a budget is cut to whole tiles where that costs it less than a tenth."""
+
+    max_batched_tokens: int = 8192
+    quantile: float = 0.95
+    min_progress: int = 16
+    patience: int = 16
+    tile: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why an iteration carries what it carries. `tightest` is the stream whose token is due first, None without one;
+    `allowed_s` the time until then, `predicted_s` what the iteration is expected to take."""
+
+    token_budget: int
+    allowed_s: float | None
+    predicted_s: float
+    tightest: str | None
+
+
+class SloBudget:
+    """The token budget of an iteration from the deadlines of its streams (`scheduler.slo.Promise`)."""
+
+    def __init__(self, cost: OnlineCostModel, settings: SloSettings | None = None) -> None:
+        self.cost = cost
+        self.settings = settings or SloSettings()
+        self.decision: Decision | None = None
+        self._iterations_without_prefill = 0
+
+    def prefill_tokens(self, batch: Batch) -> int:
+        """Prompt tokens for the batch's prefills in the order given; at most the cap, and never negative."""
+        decodes = decode_features(batch.decodes)
+        budget, allowed, tightest = self._largest_in_time(batch, decodes)
+        if batch.prefills and budget == 0:
+            self._iterations_without_prefill += 1
+            if self._iterations_without_prefill >= self.settings.patience:
+                budget = min(self.settings.min_progress, self.settings.max_batched_tokens)
+        if budget > 0:
+            self._iterations_without_prefill = 0
+        predicted = self.cost.predict(with_chunks(decodes, batch.prefills, budget))
+        self.decision = Decision(budget, allowed, predicted, tightest)
+        return budget
+
+    def _largest_in_time(self, batch: Batch, decodes: Features) -> tuple[int, float | None, str | None]:
+        cap = min(self.settings.max_batched_tokens, sum(sequence.prefill_remaining for sequence in batch.prefills))
+        if not batch.decodes:
+            return cap, None, None
+        margin = self.cost.margin(self.settings.quantile)
+        plain = self.cost.predict(decodes) * margin
+        allowed, tightest = min(
+            ((time_allowed(sequence, batch.now, plain), sequence.request_id) for sequence in batch.decodes),
+        )
+
+        def in_time(tokens: int) -> bool:
+            return self.cost.predict(with_chunks(decodes, batch.prefills, tokens)) * margin <= allowed
+
+        return self._whole_tiles(largest(in_time, cap), len(batch.decodes)), allowed, tightest
+
+    def _whole_tiles(self, budget: int, decodes: int) -> int:
+        """Cut the iteration's tokens to whole tiles where the cut is small: 257 tokens cost what 384 do."""
+        over = (budget + decodes) % self.settings.tile
+        return budget - over if over * 10 < budget else budget
+
+
+class SloPolicy:
+    """All decodes, and chunks of the prompts by least laxity up to the budget, in one fused forward."""
+
+    name: ClassVar[str] = "slo"
+
+    def __init__(self, budget: SloBudget) -> None:
+        self.budget = budget
+
+    def compose(self, batch: Batch) -> list[Forward]:
+        ordered = Batch(self._by_laxity(batch), batch.decodes, batch.now)
+        decodes = decode_all(batch.decodes)
+        budget = self.budget.prefill_tokens(ordered) if ordered.prefills else 0
+        forward = decodes + self._share(ordered.prefills, budget, batch.now)
+        return [forward] if forward else []
+
+    def victim(self, candidates: Seq[Sequence]) -> Sequence:
+        """Preempt whoever has the most time left to make up for it; among equals the youngest."""
+        return max(candidates, key=lambda sequence: sequence.order)
+
+    def laxity(self, sequence: Sequence, now: float) -> float:
+        """Seconds to spare if the prompt's remaining tokens were computed from now on with nothing else."""
+        remaining = Features().with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
+        return sequence.next_token_due() - now - self.budget.cost.predict(remaining)
+
+    def _by_laxity(self, batch: Batch) -> list[Sequence]:
+        """Those that can meet their promise by least laxity, then those that cannot, oldest first."""
+        laxity = {sequence.request_id: self.laxity(sequence, batch.now) for sequence in batch.prefills}
+        hopeful = [sequence for sequence in batch.prefills if laxity[sequence.request_id] >= 0]
+        hopeless = [sequence for sequence in batch.prefills if laxity[sequence.request_id] < 0]
+        hopeful.sort(key=lambda sequence: (laxity[sequence.request_id], sequence.order))
+        return hopeful + sorted(hopeless, key=lambda sequence: sequence.order)
+
+    def _share(self, ordered: Seq[Sequence], budget: int, now: float) -> Forward:
+        """Chunks in order, but the oldest of all keeps an eighth of the budget (at least one token): ageing."""
+        if budget == 0:
+            return []
+        oldest = min(ordered, key=lambda sequence: sequence.order)
+        kept = min(max(1, budget // 8), oldest.prefill_remaining)
+        chunks = fill_with_chunks([s for s in ordered if s is not oldest], budget - kept)
+        kept = min(budget - sum(chunk.count for chunk in chunks), oldest.prefill_remaining)
+        return [Draft(oldest, kept), *chunks]
+
+
+def decode_features(decodes: Seq[Sequence]) -> Features:
+    return Features(decodes=len(decodes), decode_context=sum(sequence.computed + 1 for sequence in decodes))
+
+
+def with_chunks(features: Features, prefills: Seq[Sequence], tokens: int) -> Features:
+    """The iteration with `tokens` prompt tokens given to the prompts in order."""
+    for draft in fill_with_chunks(prefills, tokens):
+        features = features.with_chunk(draft.sequence.prefill_offset, draft.count)
+    return features
+
+
+def time_allowed(sequence: Sequence, now: float, plain: float) -> float:
+    """Seconds until the stream's next token is due. One that not even a plain decode iteration (`plain` seconds) can
+    save is late already, and only held to its pace: its past must not starve everybody's prompts."""
+    left = sequence.next_token_due() - now
+    return left if left >= plain else sequence.promise.tpot_s

@@ -1,0 +1,197 @@
+"""How long an iteration takes in principle: the closed forms of a mixed iteration on a roofline, each term on its own.
+
+Symbols: Psi parameters, s bytes a weight, b decodes of mean context s_bar, c prompt tokens (the chunk), L layers, n_kv
+heads of d_head, k bytes a KV element. See Agrawal et al., Sarathi-Serve (OSDI 2024), for the mixed iteration; the
+smooth maximum and the achieved fractions are fitted to the operator profiles that Vidur (MLSys 2024) published.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Dimensions that decide the cost. `parameters` counts what a forward multiplies by: every weight but an embedding
+    table that is only looked up."""
+
+    name: str
+    parameters: int
+    layers: int
+    hidden: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    weight_bytes: float = 2.0
+    kv_bytes: float = 2.0
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """2 L n_kv d_head k: keys and values of one position in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
+
+    @property
+    def read_bytes(self) -> float:
+        """s Psi: the weights, read once an iteration."""
+        return self.weight_bytes * self.parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One accelerator. Rates are peaks per second; `memory_fraction` and `compute_fraction` of them are achieved.
+
+    `norm` is the p of the smooth maximum of the two, `tile` the token granularity of the matrix kernels, `elementwise`
+    the share of linear time that norms, rotations and activations add, `link_bytes` the bandwidth between the ranks of
+    a tensor-parallel group in one direction, `link_latency_s` the time of an empty all-reduce, `overhead_s` host time
+    an iteration that no kernel hides, `memory_bytes` what weights and KV must fit into.
+    """
+
+    name: str
+    peak_flops: float
+    bandwidth: float
+    memory_bytes: float
+    memory_fraction: float = 0.75
+    compute_fraction: float = 0.71
+    norm: float = 2.5
+    tile: int = 128
+    elementwise: float = 0.10
+    link_bytes: float = 25e9
+    link_latency_s: float = 10e-6
+    overhead_s: float = 2e-3
+
+    @property
+    def ridge(self) -> float:
+        """I*: FLOP a byte at which compute and memory take the same time."""
+        return self.peak_flops / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What an iteration's cost depends on, all of it known from its plan.
+
+    `chunk_pairs` are the query-key pairs of the chunks: for a chunk of c tokens from position o, c o + c (c + 1) / 2.
+    `chunk_context` are KV positions that the chunks read: their ends, summed over the chunks.
+    """
+
+    prefill_tokens: int = 0
+    decodes: int = 0
+    decode_context: int = 0
+    chunk_pairs: int = 0
+    chunk_context: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prefill_tokens + self.decodes
+
+    def with_chunk(self, start: int, count: int) -> Features:
+        """The same iteration with one more chunk, of `count` tokens from position `start`."""
+        return Features(
+            self.prefill_tokens + count,
+            self.decodes,
+            self.decode_context,
+            self.chunk_pairs + chunk_pairs(start, count),
+            self.chunk_context + start + count,
+        )
+
+
+def chunk_pairs(start: int, count: int) -> int:
+    """Query-key pairs of `count` causal tokens that begin at position `start`."""
+    return count * start + count * (count + 1) // 2
+
+
+def flops(shape: ModelShape, f: Features) -> float:
+    """2 (c + b) Psi + 4 L n_q d_head x pairs: the linear layers, and scores and values of attention."""
+    pairs = f.chunk_pairs + f.decode_context
+    return 2.0 * f.tokens * shape.parameters + 4.0 * shape.layers * shape.query_heads * shape.head_dim * pairs
+
+
+def moved_bytes(shape: ModelShape, f: Features) -> float:
+    """s Psi + 2 L n_kv d_head k x (decode contexts + chunk contexts)."""
+    return shape.read_bytes + shape.kv_bytes_per_token * (f.decode_context + f.chunk_context)
+
+
+def intensity(shape: ModelShape, f: Features) -> float:
+    """I: FLOP a byte of the iteration."""
+    return flops(shape, f) / moved_bytes(shape, f)
+
+
+def roofline_chunk(shape: ModelShape, hardware: Hardware, decodes: int, mean_context: float) -> float:
+    """c* = I*/(2 Psi) x (s Psi + 2 L n_kv d_head k s_bar b) - b: the chunk that brings the iteration to the ridge.
+
+    Linear layers only, as in the closed form; at least 0 (the decodes alone may be past the ridge).
+    """
+    read = shape.read_bytes + shape.kv_bytes_per_token * mean_context * decodes
+    return max(0.0, hardware.ridge / (2 * shape.parameters) * read - decodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Predicted seconds of an iteration by part."""
+
+    linear_s: float
+    attention_s: float
+    elementwise_s: float
+    communication_s: float
+    overhead_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.linear_s + self.attention_s + self.elementwise_s + self.communication_s + self.overhead_s
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The prior cost model: `tp` accelerators of one kind that share a model's layers."""
+
+    shape: ModelShape
+    hardware: Hardware
+    tp: int = 1
+
+    def predict(self, f: Features) -> float:
+        """Seconds of an iteration."""
+        return self.terms(f).total_s
+
+    def terms(self, f: Features) -> Terms:
+        linear = self._linear(f.tokens)
+        return Terms(
+            linear_s=linear,
+            attention_s=self._attention(f),
+            elementwise_s=self.hardware.elementwise * linear,
+            communication_s=self._communication(f.tokens),
+            overhead_s=self.hardware.overhead_s,
+        )
+
+    def _linear(self, tokens: int) -> float:
+        """((W/(bw m))^p + (2 Psi ceil(T/tile) tile/(peak f))^p)^(1/p), both halves divided among the ranks.
+
+        Below one tile the kernels are bound by the weights they read, so that the padding of the last tile only counts
+        from the second tile on.
+        """
+        hw = self.hardware
+        memory = self.shape.read_bytes / self.tp / (hw.bandwidth * hw.memory_fraction)
+        padded = tokens if tokens <= hw.tile else math.ceil(tokens / hw.tile) * hw.tile
+        compute = 2.0 * self.shape.parameters * padded / self.tp / (hw.peak_flops * hw.compute_fraction)
+        return smooth_max(memory, compute, hw.norm)
+
+    def _attention(self, f: Features) -> float:
+        """Chunks are bound by their pairs, decodes by the KV they read."""
+        hw, shape = self.hardware, self.shape
+        per_pair = 4.0 * shape.layers * shape.query_heads * shape.head_dim / self.tp
+        compute = per_pair * f.chunk_pairs / (hw.peak_flops * hw.compute_fraction)
+        read = shape.kv_bytes_per_token * (f.decode_context + f.chunk_context) / self.tp
+        return smooth_max(compute, read / (hw.bandwidth * hw.memory_fraction), hw.norm)
+
+    def _communication(self, tokens: int) -> float:
+        """Two all-reduces a layer, each of 2 (n-1)/n of the activations over the link."""
+        if self.tp == 1:
+            return 0.0
+        activations = tokens * self.shape.hidden * self.shape.weight_bytes
+        transfer = 2 * (self.tp - 1) / self.tp * activations / self.hardware.link_bytes
+        return 2 * self.shape.layers * (self.hardware.link_latency_s + transfer)
+
+
+def smooth_max(a: float, b: float, p: float) -> float:
+    """(a^p + b^p)^(1/p), without overflow."""
+    high, low = max(a, b), min(a, b)
+    return high if low == 0 else high * (1 + (low / high) ** p) ** (1 / p)

@@ -1,0 +1,57 @@
+"""Promises of latency and the deadlines that follow from them. All times are seconds of the injected clock.
+
+A request's first token is due at arrival + TTFT; its token j (counted from 0) at first-token time + j x TPOT, so that a
+stream that is ahead lends its slack to others. An optional `tbt` bounds each single gap as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+LONGEST_PROMISE_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a request was promised. `tbt_s` None: single gaps are not bounded. Raises ValueError for what is no time."""
+
+    ttft_s: float
+    tpot_s: float
+    tbt_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("ttft", self.ttft_s), ("tpot", self.tpot_s), ("tbt", self.tbt_s)):
+            if value is not None and not (math.isfinite(value) and 0 < value <= LONGEST_PROMISE_S):
+                raise ValueError(f"{name} must be above 0 and at most {LONGEST_PROMISE_S:.0f} s, got {value}")
+
+    def first_token_due(self, arrival: float) -> float:
+        return arrival + self.ttft_s
+
+    def token_due(self, index: int, first_token_at: float, last_token_at: float) -> float:
+        """When token `index` (the first is 0) is due, given when the first and the latest token came."""
+        due = first_token_at + index * self.tpot_s
+        return due if self.tbt_s is None else min(due, last_token_at + self.tbt_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a finished request fared. `tpot_s` is None for a request of one token, which cannot miss it."""
+
+    ttft_s: float
+    tpot_s: float | None
+    largest_gap_s: float | None
+    promise: Promise
+
+    @property
+    def ttft_met(self) -> bool:
+        return self.ttft_s <= self.promise.ttft_s
+
+    @property
+    def tpot_met(self) -> bool:
+        gap_met = self.promise.tbt_s is None or self.largest_gap_s is None or self.largest_gap_s <= self.promise.tbt_s
+        return gap_met and (self.tpot_s is None or self.tpot_s <= self.promise.tpot_s)
+
+    @property
+    def met(self) -> bool:
+        return self.ttft_met and self.tpot_met
