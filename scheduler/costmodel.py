@@ -124,8 +124,8 @@ class OnlineCostModel:
     """A base model corrected by what iterations really took.
 
     The correction is one factor, moved by a bounded step toward each iteration's ratio of actual to predicted, so that
-    an outlier (a page fault, a noisy neighbour) moves it no further than a mild surprise does. The last ratios also give
-    the quantile by which a budget has to allow for iterations that take longer than predicted.
+    an outlier (a page fault, a noisy neighbour) moves it no further than a mild surprise does. The last ratios also
+    give the quantile by which a budget has to allow for iterations that take longer than predicted.
     """
 
     def __init__(

@@ -1,19 +1,20 @@
 """`slo`: the budget of every iteration follows from the tightest promise in the batch.
 
 The budget is the largest chunk total whose predicted iteration, allowed for by a learned quantile, ends before the
-earliest due token of any stream; with nothing at risk it is the cap. Prompts share it by least laxity. One that can no
-longer meet its promise yields to those that can, yet keeps a small share, so that it is served in the end. Deadlines
-and relegation follow Niyama (ASPLOS 2026).
+earliest due token: of any stream, and of any prompt that it completes. With nothing at risk it is the cap. Prompts share
+it by least laxity. One that can no longer meet its promise yields to those that can, yet keeps a small share, so that it
+is served in the end. Deadlines and relegation follow Niyama (ASPLOS 2026).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar
 
 from scheduler.budget import Batch
-from scheduler.costmodel import OnlineCostModel
+from scheduler.costmodel import CostModel, OnlineCostModel
 from scheduler.policies.base import Draft, Forward, decode_all, fill_with_chunks
 from scheduler.request import Sequence
 from scheduler.roofline import Features
@@ -63,22 +64,32 @@ class SloBudget:
                 budget = min(self.settings.min_progress, self.settings.max_batched_tokens)
         if budget > 0:
             self._iterations_without_prefill = 0
-        predicted = self.cost.predict(with_chunks(decodes, batch.prefills, budget))
+        predicted = self.cost.predict(with_drafts(decodes, share(batch.prefills, budget)))
         self.decision = Decision(budget, allowed, predicted, tightest)
         return budget
 
     def _largest_in_time(self, batch: Batch, decodes: Features) -> tuple[int, float | None, str | None]:
         cap = min(self.settings.max_batched_tokens, sum(sequence.prefill_remaining for sequence in batch.prefills))
-        if not batch.decodes:
-            return cap, None, None
         margin = self.cost.margin(self.settings.quantile)
         plain = self.cost.predict(decodes) * margin
-        allowed, tightest = min(
-            ((time_allowed(sequence, batch.now, plain), sequence.request_id) for sequence in batch.decodes),
-        )
+        due = [(time_allowed(sequence, batch.now, plain), sequence.request_id) for sequence in batch.decodes]
+        allowed, tightest = min(due, default=(None, None))
+        first_tokens = {}  # what this iteration could still bring in time, if other prompts do not lengthen it
+        for sequence in batch.prefills:
+            alone = decodes.with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
+            if self.cost.predict(alone) * margin <= sequence.next_token_due() - batch.now:
+                first_tokens[sequence.request_id] = sequence.next_token_due() - batch.now
 
         def in_time(tokens: int) -> bool:
-            return self.cost.predict(with_chunks(decodes, batch.prefills, tokens)) * margin <= allowed
+            drafts = share(batch.prefills, tokens)
+            ends = self.cost.predict(with_drafts(decodes, drafts)) * margin
+            if allowed is not None and ends > allowed:
+                return False
+            return all(
+                ends <= first_tokens.get(draft.sequence.request_id, math.inf)
+                for draft in drafts
+                if draft.count == draft.sequence.prefill_remaining
+            )
 
         return self._whole_tiles(largest(in_time, cap), len(batch.decodes)), allowed, tightest
 
@@ -100,46 +111,50 @@ class SloPolicy:
         ordered = Batch(self._by_laxity(batch), batch.decodes, batch.now)
         decodes = decode_all(batch.decodes)
         budget = self.budget.prefill_tokens(ordered) if ordered.prefills else 0
-        forward = decodes + self._share(ordered.prefills, budget, batch.now)
+        forward = decodes + share(ordered.prefills, budget)
         return [forward] if forward else []
 
     def victim(self, candidates: Seq[Sequence]) -> Sequence:
         """Preempt whoever has the most time left to make up for it; among equals the youngest."""
         return max(candidates, key=lambda sequence: sequence.order)
 
-    def laxity(self, sequence: Sequence, now: float) -> float:
-        """Seconds to spare if the prompt's remaining tokens were computed from now on with nothing else."""
-        remaining = Features().with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
-        return sequence.next_token_due() - now - self.budget.cost.predict(remaining)
-
     def _by_laxity(self, batch: Batch) -> list[Sequence]:
         """Those that can meet their promise by least laxity, then those that cannot, oldest first."""
-        laxity = {sequence.request_id: self.laxity(sequence, batch.now) for sequence in batch.prefills}
-        hopeful = [sequence for sequence in batch.prefills if laxity[sequence.request_id] >= 0]
-        hopeless = [sequence for sequence in batch.prefills if laxity[sequence.request_id] < 0]
-        hopeful.sort(key=lambda sequence: (laxity[sequence.request_id], sequence.order))
+        spare = {sequence.request_id: laxity(sequence, batch.now, self.budget.cost) for sequence in batch.prefills}
+        hopeful = [sequence for sequence in batch.prefills if spare[sequence.request_id] >= 0]
+        hopeless = [sequence for sequence in batch.prefills if spare[sequence.request_id] < 0]
+        hopeful.sort(key=lambda sequence: (spare[sequence.request_id], sequence.order))
         return hopeful + sorted(hopeless, key=lambda sequence: sequence.order)
-
-    def _share(self, ordered: Seq[Sequence], budget: int, now: float) -> Forward:
-        """Chunks in order, but the oldest of all keeps an eighth of the budget (at least one token): ageing."""
-        if budget == 0:
-            return []
-        oldest = min(ordered, key=lambda sequence: sequence.order)
-        kept = min(max(1, budget // 8), oldest.prefill_remaining)
-        chunks = fill_with_chunks([s for s in ordered if s is not oldest], budget - kept)
-        kept = min(budget - sum(chunk.count for chunk in chunks), oldest.prefill_remaining)
-        return [Draft(oldest, kept), *chunks]
 
 
 def decode_features(decodes: Seq[Sequence]) -> Features:
     return Features(decodes=len(decodes), decode_context=sum(sequence.computed + 1 for sequence in decodes))
 
 
-def with_chunks(features: Features, prefills: Seq[Sequence], tokens: int) -> Features:
-    """The iteration with `tokens` prompt tokens given to the prompts in order."""
-    for draft in fill_with_chunks(prefills, tokens):
+def with_drafts(features: Features, drafts: Forward) -> Features:
+    """The iteration with these chunks added."""
+    for draft in drafts:
         features = features.with_chunk(draft.sequence.prefill_offset, draft.count)
     return features
+
+
+def laxity(sequence: Sequence, now: float, cost: CostModel) -> float:
+    """Seconds to spare if the prompt's remaining tokens were computed from now on with nothing else."""
+    remaining = Features().with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
+    return sequence.next_token_due() - now - cost.predict(remaining)
+
+
+def share(prefills: Seq[Sequence], budget: int) -> Forward:
+    """Chunks in order; the oldest prompt keeps an eighth of the budget (at least a token) wherever it is: ageing."""
+    if budget <= 0 or not prefills:
+        return []
+    oldest = min(prefills, key=lambda sequence: sequence.order)
+    if prefills[0] is oldest:
+        return fill_with_chunks(prefills, budget)
+    kept = min(max(1, budget // 8), oldest.prefill_remaining)
+    others = fill_with_chunks([sequence for sequence in prefills if sequence is not oldest], budget - kept)
+    left = budget - sum(draft.count for draft in others)
+    return [*others, Draft(oldest, min(left, oldest.prefill_remaining))]
 
 
 def time_allowed(sequence: Sequence, now: float, plain: float) -> float:

@@ -1,0 +1,269 @@
+"""The `slo` policy in a world of virtual time that matches its cost model, iteration by iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.costmodel import Coefficients, OnlineCostModel
+from scheduler.plan import IterationPlan
+from scheduler.policies.slo import SloBudget, SloPolicy, SloSettings
+from scheduler.request import Request, Sequence
+from scheduler.roofline import Features
+from scheduler.scheduler import Scheduler, SchedulerConfig
+from scheduler.slo import Outcome, Promise
+from tests.scheduler.world import VOCAB, Run, expected_tokens
+
+COST = Coefficients(
+    overhead=0.002, read=0.04, per_token=0.0025, per_context=1e-6, per_pair=1e-7, per_sequence=1e-4, norm=2.0
+)
+"""About what a laptop processor does with a model of 135 million parameters."""
+CONFIG = SchedulerConfig(num_blocks=4000, block_size=16, max_model_len=9000, vocab_size=VOCAB, max_running=32)
+
+
+def features_of(plan: IterationPlan, prefilling: set[int]) -> Features:
+    f = Features()
+    for s in plan.segments:
+        if s.slot in prefilling:
+            f = f.with_chunk(s.start, s.count)
+        else:
+            f = replace(f, decodes=f.decodes + 1, decode_context=f.decode_context + s.start + 1)
+    return f
+
+
+@dataclass
+class VirtualRun(Run):
+    """Time passes as the cost model says, times `truth`; every token's time and lateness is kept."""
+
+    truth: float = 1.0
+    times: dict[str, list[float]] = field(default_factory=dict)
+    features: list[Features] = field(default_factory=list)
+
+    @classmethod
+    def with_policy(cls, settings: SloSettings | None = None, truth: float = 1.0) -> VirtualRun:
+        policy = SloPolicy(SloBudget(OnlineCostModel(COST), settings))
+        run = cls.of(Scheduler(CONFIG, policy))
+        assert isinstance(run, VirtualRun)
+        run.truth = truth
+        return run
+
+    @property
+    def budget(self) -> SloBudget:
+        policy = self.scheduler.policy
+        assert isinstance(policy, SloPolicy)
+        return policy.budget
+
+    def step(self) -> IterationPlan | None:
+        plan = self.scheduler.schedule(self.now)
+        self.take(self.scheduler.take_deltas())
+        if plan is None:
+            return None
+        prefilling = {s.slot for s in self.scheduler.running if not self.got.get(s.request_id)}
+        f = features_of(plan, prefilling)
+        self.features.append(f)
+        self.now += COST.predict(f) * self.truth
+        for delta in self.scheduler.commit(self.worker.execute(plan), self.now):
+            self.take([delta])
+            self.times.setdefault(delta.request_id, []).extend([self.now] * len(delta.tokens))
+        self.scheduler.check()
+        return plan
+
+    def latest(self, request: Request) -> float:
+        """By how much its latest token, but the first, was late (negative: early)."""
+        promise, times = request.promise, self.times[request.request_id]
+        assert promise is not None
+        return max(
+            (t - promise.token_due(j, times[0], times[j - 1]) for j, t in enumerate(times) if j > 0), default=-1.0
+        )
+
+
+def prompt(length: int) -> tuple[int, ...]:
+    return tuple(i % VOCAB for i in range(length))
+
+
+def stream(name: str, promise: Promise, tokens: int = 60) -> Request:
+    return Request(name, prompt(16), tokens, promise=promise)
+
+
+def test_the_budget_is_the_largest_that_ends_before_the_tightest_token_is_due() -> None:
+    run = VirtualRun.with_policy()
+    run.add(stream("tight", Promise(2, 0.2)))
+    run.add(stream("loose", Promise(2, 0.9)))
+    for _ in range(3):
+        run.step()
+    run.add(Request("long", prompt(4000), 1, promise=Promise(60, 1)))
+    tight = next(s for s in run.scheduler.running if s.request_id == "tight")
+    left = tight.next_token_due() - run.now
+    plan = run.step()
+    assert plan is not None
+    decision = run.budget.decision
+    assert decision is not None
+    assert decision.tightest == "tight"
+    assert decision.allowed_s == pytest.approx(left)
+    taken = run.features[-1]
+    assert taken.prefill_tokens == decision.token_budget > 0
+    assert COST.predict(taken) <= left
+    assert COST.predict(taken.with_chunk(taken.prefill_tokens, 1)) > left, "one more token would be late"
+
+
+def test_with_nothing_at_risk_the_budget_is_the_cap() -> None:
+    run = VirtualRun.with_policy(SloSettings(max_batched_tokens=3000))
+    run.add(Request("long", prompt(4000), 1, promise=Promise(60, 0.1)))
+    run.step()
+    assert run.features[-1].prefill_tokens == 3000
+
+
+def test_a_stream_that_is_ahead_lends_its_slack() -> None:
+    run = VirtualRun.with_policy()
+    run.add(stream("s", Promise(2, 0.3), tokens=200))
+    for _ in range(2):
+        run.step()
+    run.add(Request("early", prompt(4000), 1, promise=Promise(60, 1)))
+    run.step()
+    at_once = run.features[-1].prefill_tokens
+    run.abort("early")
+    for _ in range(8):
+        run.step()
+    run.add(Request("later", prompt(4000), 1, promise=Promise(60, 1)))
+    run.step()
+    assert run.features[-1].prefill_tokens > 2 * at_once
+
+
+def test_a_gap_bound_caps_what_slack_may_be_lent() -> None:
+    run = VirtualRun.with_policy()
+    request = stream("s", Promise(2, 0.3, tbt_s=0.4), tokens=200)
+    run.add(request)
+    for _ in range(12):
+        run.step()
+    run.add(Request("long", prompt(3000), 1, promise=Promise(60, 1)))
+    run.drain()
+    times = run.times["s"]
+    assert max(b - a for a, b in pairwise(times)) <= 0.4 + 1e-9
+
+
+def test_two_classes_in_one_batch_each_get_theirs() -> None:
+    run = VirtualRun.with_policy()
+    interactive = [stream(f"i{k}", Promise(3, 0.12)) for k in range(3)]
+    batch = [stream(f"b{k}", Promise(30, 1.0)) for k in range(3)]
+    for request in (*batch, *interactive):
+        run.add(request)
+    run.add(Request("long", prompt(2000), 4, promise=Promise(60, 1)))
+    run.drain()
+    for request in (*interactive, *batch):
+        assert run.latest(request) <= 1e-9, request.request_id
+        assert run.times[request.request_id][0] <= request.promise.ttft_s  # type: ignore[union-attr]
+
+
+def test_the_prompt_with_least_time_to_spare_goes_first() -> None:
+    run = VirtualRun.with_policy(SloSettings(max_batched_tokens=256))
+    run.add(Request("patient", prompt(1500), 1, promise=Promise(600, 1)))
+    run.add(Request("urgent", prompt(400), 1, promise=Promise(3, 1)))
+    run.drain()
+    assert run.times["urgent"][0] < run.times["patient"][0]
+    assert run.times["urgent"][0] <= 3
+
+
+def test_one_that_is_hopeless_yields_and_is_served_all_the_same() -> None:
+    run = VirtualRun.with_policy(SloSettings(max_batched_tokens=256))
+    run.add(Request("hopeless", prompt(3000), 1, promise=Promise(0.5, 1)))
+    arrivals = {k * 12: Request(f"h{k}", prompt(500), 1, promise=Promise(4, 1)) for k in range(6)}
+    due = {}
+    for k in range(200):
+        if k in arrivals:
+            due[arrivals[k].request_id] = run.now + 4
+            run.add(arrivals[k])
+        if run.step() is None and k > max(arrivals):
+            break
+    assert "hopeless" in run.ended
+    assert all(run.times[name][0] <= time for name, time in due.items())
+
+
+def test_a_stream_that_is_late_already_does_not_starve_the_prompts() -> None:
+    run = VirtualRun.with_policy(truth=3.0)  # the machine is three times slower than the model says
+    run.add(stream("s", Promise(1, 0.05), tokens=400))
+    run.step()
+    run.add(Request("long", prompt(600), 2, promise=Promise(5, 1)))
+    for _ in range(400):
+        run.step()
+        if "long" in run.ended:
+            return
+    raise AssertionError("the prompt starved")
+
+
+streams_of = st.lists(
+    st.tuples(st.floats(0.15, 1.5), st.none() | st.floats(0.3, 2.0), st.integers(2, 40)), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(streams_of, st.lists(st.tuples(st.integers(0, 30), st.integers(1, 1500)), max_size=5), st.floats(0.1, 0.5))
+def test_no_stream_is_late_where_a_feasible_plan_exists(
+    streams: list[tuple[float, float | None, int]], prompts: list[tuple[int, int]], spread: float
+) -> None:
+    """Feasible: a plain decode iteration of everybody with the least progress ends within every pace."""
+    run = VirtualRun.with_policy()
+    asked = [stream(f"s{k}", Promise(60, tpot, tbt), n) for k, (tpot, tbt, n) in enumerate(streams)]
+    everybody = Features(decodes=len(streams) + len(prompts), decode_context=20_000).with_chunk(1500, 16)
+    pace = min(min(r.promise.tpot_s, r.promise.tbt_s or 9) for r in asked if r.promise)
+    if COST.predict(everybody) > pace:
+        return
+    for request in asked:
+        run.add(request)
+    late_prompts = sorted((step, f"p{k}", length) for k, (step, length) in enumerate(prompts))
+    for step in range(2_000):
+        while late_prompts and late_prompts[0][0] <= step:
+            _, name, length = late_prompts.pop(0)
+            run.add(Request(name, prompt(length), 2, promise=Promise(60, 2.0)))
+        if run.step() is None and not late_prompts:
+            break
+    for request in asked:
+        assert run.latest(request) <= 1e-9
+        assert run.got[request.request_id] == expected_tokens(request)
+    assert run.scheduler.pool.free == CONFIG.num_blocks
+
+
+@given(st.floats(0.001, 100), st.floats(0.001, 10), st.none() | st.floats(0.001, 10), st.integers(0, 500))
+def test_deadlines(ttft: float, tpot: float, tbt: float | None, index: int) -> None:
+    promise = Promise(ttft, tpot, tbt)
+    assert promise.first_token_due(5.0) == 5.0 + ttft
+    assert promise.token_due(index, 10.0, 11.0) <= 10.0 + index * tpot
+    if tbt is not None:
+        assert promise.token_due(index, 10.0, 11.0) <= 11.0 + tbt
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf"), 1e9])
+def test_what_is_no_promise(bad: float) -> None:
+    for values in ((bad, 1.0, None), (1.0, bad, None), (1.0, 1.0, bad)):
+        with pytest.raises(ValueError, match="must be above 0"):
+            Promise(*values)
+
+
+def test_outcomes() -> None:
+    promise = Promise(1.0, 0.1, 0.3)
+    assert Outcome(0.9, 0.1, 0.3, promise).met
+    assert not Outcome(1.1, 0.1, 0.3, promise).met
+    assert not Outcome(0.9, 0.11, 0.3, promise).met
+    assert not Outcome(0.9, 0.1, 0.31, promise).met
+    assert Outcome(0.9, None, None, promise).met
+
+
+def test_whole_tiles() -> None:
+    budget = SloBudget(OnlineCostModel(COST), SloSettings(tile=128))
+    assert budget._whole_tiles(260, 0) == 256
+    assert budget._whole_tiles(257, 8) == 248, "257 and 8 decodes are 265 tokens: 256 are two whole tiles"
+    assert budget._whole_tiles(100, 0) == 100, "less than a tile is not cut"
+
+
+def test_the_sequence_says_when_its_next_token_is_due() -> None:
+    request = Request("r", (1, 2), 5, promise=Promise(2.0, 0.5))
+    sequence = Sequence(request, arrival=1.0, order=0, tokens=[1, 2], promise=Promise(2.0, 0.5))
+    assert sequence.next_token_due() == 3.0
+    sequence.tokens.append(7)
+    sequence.first_token_at = sequence.last_token_at = 2.5
+    assert sequence.next_token_due() == 3.0
+    sequence.tokens.append(8)
+    assert sequence.next_token_due() == 3.5
