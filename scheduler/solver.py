@@ -48,9 +48,9 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`chunk_range` are the smallest and the largest chunk that keep both promises, None where none does; `chunk` the
-    one to take (the largest, for throughput; the best compromise where infeasible). `binding` names the promise that
-    fails, or the one that is met with less to spare."""
+    """`chunk_range` is the smallest and the largest chunk that keep both promises, None where none does; `chunk` the
+    one to take (the largest, for throughput; the nearest miss where infeasible). `binding` names the promise that
+    fails, and is empty where both are kept."""
 
     feasible: bool
     chunk: int
@@ -62,11 +62,13 @@ class Verdict:
 
 
 class Solver:
-    """Asks one cost model. `cap` bounds a chunk, besides the prompt's length."""
+    """Asks one cost model. `cap` bounds a chunk, besides the prompt's length; `tile` is the granularity of the matrix
+    kernels, at whose multiples costs step."""
 
-    def __init__(self, cost: CostModel, cap: int = 1 << 16) -> None:
+    def __init__(self, cost: CostModel, cap: int = 1 << 16, tile: int = 1) -> None:
         self.cost = cost
         self.cap = cap
+        self.tile = tile
 
     # What a chunk size gives.
 
@@ -77,14 +79,10 @@ class Solver:
             yield self.cost.predict(decodes.with_chunk(start, min(chunk, load.prompt - start)))
 
     def tpot(self, load: Load, chunk: int) -> float:
-        """The longest iteration that a stream sees while a prompt is prefilled in chunks of `chunk`: a full chunk at
-        the prompt's end (or, where the last chunk is short, whichever of the last two takes longer)."""
-        last = load.prompt % chunk or min(chunk, load.prompt)
-        candidates = [(load.prompt - last, last)]
-        if load.prompt - last >= chunk:
-            candidates.append((load.prompt - last - chunk, chunk))
-        decodes = self._decodes(load)
-        return max(self.cost.predict(decodes.with_chunk(start, count)) for start, count in candidates)
+        """The longest iteration that prefilling such prompts in chunks of `chunk` can cause: a full chunk that ends
+        with the prompt. It grows with the chunk."""
+        count = min(chunk, load.prompt)
+        return self.cost.predict(self._decodes(load).with_chunk(load.prompt - count, count))
 
     def prefill(self, load: Load, chunk: int) -> float:
         """Seconds from a prompt's first iteration to its first token."""
@@ -101,47 +99,45 @@ class Solver:
 
     def solve(self, load: Load, targets: Targets) -> Verdict:
         """Which chunk sizes keep both promises; where none does, which promise stands in the way."""
-        top = min(load.prompt, self.cap)
-        if self.tpot(load, 1) > targets.tpot_s:
-            return self._verdict(load, targets, 1, None, "tpot")
-        c_max = largest(lambda chunk: self.tpot(load, chunk) <= targets.tpot_s, top, low=1)
-        kept = [c for c in self._candidates(load, c_max) if self.ttft(load, c) <= targets.ttft_s]
+        c_max = self._c_max(load, targets)
+        if c_max == 0:
+            return self._verdict(load, 1, None, "tpot")
+        sizes = self._candidates(load, c_max, targets.ttft_s)
+        kept = [chunk for chunk in sizes if self.ttft(load, chunk) <= targets.ttft_s]
         if kept:
-            c_min = self._smallest_kept(load, targets, kept)
-            return self._verdict(load, targets, max(kept), (c_min, max(kept)), self._tighter(load, targets, max(kept)))
-        best = min(self._candidates(load, c_max), key=lambda c: self.ttft(load, c))
-        return self._verdict(load, targets, best, None, "ttft")
+            chunk = max(kept)
+            return self._verdict(load, chunk, (self._c_min(load, targets, sizes, min(kept)), chunk), "")
+        return self._verdict(load, min(sizes, key=lambda c: self.ttft(load, c), default=c_max), None, "ttft")
 
-    def _candidates(self, load: Load, c_max: int) -> list[int]:
-        """Chunk sizes up to c_max that can be best: c_max itself and, for each number of chunks, the smallest size that
-        needs no more of them (what a larger one with as many chunks gives is no shorter)."""
+    def _c_max(self, load: Load, targets: Targets) -> int:
+        """The largest chunk that keeps TPOT; 0 where not even one token does."""
+        return largest(lambda c: c == 0 or self.tpot(load, c) <= targets.tpot_s, min(load.prompt, self.cap))
+
+    def _c_min(self, load: Load, targets: Targets, sizes: list[int], kept: int) -> int:
+        """The smallest chunk that keeps TTFT, between the smallest candidate that does and the one below it."""
+        below = max((size for size in sizes if size < kept), default=0)
+        return smallest(lambda c: self.ttft(load, c) <= targets.ttft_s, below + 1, kept)
+
+    def _candidates(self, load: Load, c_max: int, ttft_s: float = math.inf) -> list[int]:
+        """Ascending chunk sizes up to c_max of which one has the least TTFT: for each number of chunks the most even
+        split, whole tiles, and c_max. Sizes with so many chunks that no TTFT of `ttft_s` is possible are left out."""
+        shortest = self.cost.predict(self._decodes(load).with_chunk(0, 1))
+        most = min(load.prompt, int(ttft_s / shortest) + 1 if ttft_s < math.inf else load.prompt)
         sizes = {c_max}
-        count = math.ceil(load.prompt / c_max)
-        while len(sizes) < 512 and count <= load.prompt:
-            sizes.add(math.ceil(load.prompt / count))
-            count += max(1, count // 64)
+        chunks = math.ceil(load.prompt / c_max)
+        while chunks <= most:
+            size = math.ceil(load.prompt / chunks)
+            sizes.add(size)
+            if size == 1:
+                break
+            chunks = max(chunks + 1, math.ceil(load.prompt / (size - 1)))  # the next count that needs another size
+        if self.tile > 1:
+            sizes.update(range(self.tile, c_max + 1, self.tile))
         return sorted(size for size in sizes if size <= c_max)
 
-    def _smallest_kept(self, load: Load, targets: Targets, kept: list[int]) -> int:
-        """The smallest size from which on TTFT holds, searched below the smallest candidate that keeps it."""
-        return smallest(lambda c: self.ttft(load, c) <= targets.ttft_s, 1, min(kept))
-
-    def _verdict(
-        self, load: Load, targets: Targets, chunk: int, chunk_range: tuple[int, int] | None, binding: str
-    ) -> Verdict:
-        iteration = self.tpot(load, chunk)
-        return Verdict(
-            feasible=chunk_range is not None,
-            chunk=chunk,
-            chunk_range=chunk_range,
-            iteration_s=iteration,
-            ttft_s=self.ttft(load, chunk),
-            tpot_s=iteration,
-            binding=binding,
-        )
-
-    def _tighter(self, load: Load, targets: Targets, chunk: int) -> str:
-        return "tpot" if self.tpot(load, chunk) / targets.tpot_s >= self.ttft(load, chunk) / targets.ttft_s else "ttft"
+    def _verdict(self, load: Load, chunk: int, chunk_range: tuple[int, int] | None, failing: str) -> Verdict:
+        iteration, ttft = self.tpot(load, chunk), self.ttft(load, chunk)
+        return Verdict(chunk_range is not None, chunk, chunk_range, iteration, ttft, iteration, failing)
 
     # Ways out.
 
@@ -150,17 +146,17 @@ class Solver:
 
     def relaxed_tpot(self, load: Load, targets: Targets) -> float | None:
         """The smallest TPOT at which TTFT can be kept as it is; None where none is large enough."""
-        sizes = self._candidates(load, min(load.prompt, self.cap))
-        return min((self.tpot(load, c) for c in sizes if self.ttft(load, c) <= targets.ttft_s), default=None)
+        sizes = self._candidates(load, min(load.prompt, self.cap), targets.ttft_s)
+        kept = [chunk for chunk in sizes if self.ttft(load, chunk) <= targets.ttft_s]
+        return self.tpot(load, self._c_min(load, targets, sizes, min(kept))) if kept else None
 
     def relaxed_ttft(self, load: Load, targets: Targets) -> float | None:
-        """The smallest TTFT at which TPOT can be kept as it is; None where no chunk keeps TPOT."""
-        if self.tpot(load, 1) > targets.tpot_s:
+        """The smallest TTFT at which TPOT can be kept as it is; None where no chunk does or the queue has no end."""
+        c_max = self._c_max(load, targets)
+        if c_max == 0:
             return None
-        top = min(load.prompt, self.cap)
-        c_max = largest(lambda chunk: self.tpot(load, chunk) <= targets.tpot_s, top, low=1)
-        best = min(self.ttft(load, c) for c in self._candidates(load, c_max))
-        return None if math.isinf(best) else best
+        best = min(self.ttft(load, chunk) for chunk in self._candidates(load, c_max))
+        return best if best < math.inf else None
 
     def most_decodes(self, load: Load, targets: Targets) -> int | None:
         """The largest number of decodes with which both promises can be kept; None where not even none helps."""

@@ -1,9 +1,9 @@
 """`slo`: the budget of every iteration follows from the tightest promise in the batch.
 
 The budget is the largest chunk total whose predicted iteration, allowed for by a learned quantile, ends before the
-earliest due token: of any stream, and of any prompt that it completes. With nothing at risk it is the cap. Prompts share
-it by least laxity. One that can no longer meet its promise yields to those that can, yet keeps a small share, so that it
-is served in the end. Deadlines and relegation follow Niyama (ASPLOS 2026).
+earliest due token: of any stream, and of any prompt that it completes. With nothing at risk it is the cap. Prompts
+share it by least laxity. One that can no longer meet its promise yields to those that can, yet keeps a small share, so
+that it is served in the end. Deadlines and relegation follow Niyama (ASPLOS 2026).
 """
 
 from __future__ import annotations
