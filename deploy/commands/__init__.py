@@ -1,0 +1,1 @@
+"""The commands of `stallfree`, one a file."""

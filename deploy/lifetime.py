@@ -1,0 +1,118 @@
+"""The life of one command that starts other processes: whatever ends it, all that it started ends too, in time.
+
+Ray's processes outlive a parent that dies while it starts them, and a signal may come at any moment. So this process
+adopts every orphan below it (Linux), closes in an orderly way as long as time is left, and then kills what remains.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import psutil
+
+CLOSE_SECONDS = 6.0
+"""For the orderly part of closing, draining aside. Killing what is left after it takes a second at most."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked this process to end. Everything that lets Ctrl-C through lets it through."""
+
+
+class Lifetime:
+    """`with Lifetime() as life:` raises Stopped inside on SIGINT or SIGTERM and swallows it on the way out.
+
+    `life.on_close(step)` steps run last in, first out. `directory` is removed at the end; it is short, because
+    sockets live in it. `extra_seconds` may be raised to let running work finish first.
+    """
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="stallfree-"))
+        self.stopped = threading.Event()
+        self.extra_seconds = 0.0
+        self._closing = False
+        self._steps: list[Callable[[], object]] = []
+
+    def __enter__(self) -> Lifetime:
+        _adopt_orphans()
+        self.listen()
+        return self
+
+    def listen(self) -> None:
+        """Handle the signals here. Ray installs a handler of its own when it starts, so say it again after that."""
+        signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGTERM, self._stop)
+
+    def on_close(self, step: Callable[[], object]) -> None:
+        self._steps.append(step)
+
+    def wait(self) -> None:
+        """Until a signal comes."""
+        while not self.stopped.wait(0.5):
+            pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        self._closing = True
+        self.listen()
+        closer = threading.Thread(target=self._close, daemon=True)
+        closer.start()
+        closer.join(CLOSE_SECONDS + self.extra_seconds)
+        self._sweep()
+        return isinstance(error, Stopped)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.stopped.is_set():  # asked twice: whoever asks does not want to wait for running work
+            self.extra_seconds = 0.0
+            return
+        self.stopped.set()
+        threading.Thread(target=self._end_by_force, daemon=True).start()
+        if not self._closing:
+            raise Stopped
+
+    def _close(self) -> None:
+        for step in reversed(self._steps):
+            with suppress(Exception):
+                step()
+
+    def _end_by_force(self) -> None:
+        """For a main thread that a signal does not reach: one that waits inside a library, or swallows it there."""
+        asked = time.monotonic()
+        while time.monotonic() < asked + CLOSE_SECONDS + self.extra_seconds + 1:
+            time.sleep(0.1)
+        self._sweep()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _sweep(self) -> None:
+        end_processes(psutil.Process().children(recursive=True))
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def end_processes(processes: list[psutil.Process], grace_s: float = 0.5) -> None:
+    """Ask these processes to end, and kill those that do not."""
+    for process in processes:
+        with suppress(psutil.Error):
+            process.terminate()
+    _, left = psutil.wait_procs(processes, timeout=grace_s)
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(left, timeout=grace_s)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies, so that they can be found. Only Linux has it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

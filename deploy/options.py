@@ -1,0 +1,100 @@
+"""Command line options made of the configuration's fields: one place says what there is and what is allowed.
+
+An option's text reaches the configuration unchanged, so the command line, `serve run key=value` and a script are
+checked by the same rules. A field that somebody adds to the configuration is an option without more ado.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import typer
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from cluster.config import EngineConfig
+from deploy.errors import CommandError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_HELP = {
+    "model": "smollm2 (embedded), a local directory, a .gguf file, or a hub id.",
+    "served_model_name": "Name that clients use. [default: the model's]",
+    "tp": "Tensor-parallel ranks of a worker group.",
+    "groups": "Worker groups, each with the whole model.",
+    "policy": "What an iteration takes of long prompts.",
+    "chunk_size": "Prompt tokens an iteration takes (chunked, alternate).",
+    "max_batched_tokens": "Most tokens of one iteration, whatever the policy.",
+    "max_running": "Most sequences that run at once in a group.",
+    "max_model_len": "Most tokens of a sequence. [default: the model's]",
+    "block_size": "Tokens of a KV block. [default: 16 on CPU, 256 on CUDA]",
+    "kv_memory": "KV memory of a group, e.g. 2GiB. [default: from what is free]",
+    "num_blocks": "KV blocks of a group, instead of --kv-memory.",
+    "gpu_memory_utilization": "Share of free GPU memory for KV.",
+    "max_queued_requests": "Requests that may wait before new ones are refused.",
+    "threads": "CPU threads of a rank. [default: this machine's, divided]",
+    "overlap": "Iterations under way at once.",
+    "transport": "How plans travel to the workers.",
+}
+
+
+def with_engine_options(function: Callable[..., Any], leave_out: frozenset[str] = frozenset()) -> Callable[..., Any]:
+    """`function` as a typer command that also takes an option for every field of EngineConfig.
+
+    `function` receives those that were given in its keyword argument `engine`, as text by field name.
+    """
+    fields = {name: field for name, field in EngineConfig.model_fields.items() if name not in leave_out}
+
+    def command(**given: Any) -> Any:
+        engine = {name: given.pop(name) for name in fields}
+        return function(engine={name: text for name, text in engine.items() if text is not None}, **given)
+
+    own = [parameter for parameter in _parameters(function) if parameter.name != "engine"]
+    added = [_parameter(name, field) for name, field in fields.items()]
+    command.__doc__ = function.__doc__
+    command.__name__ = function.__name__
+    command.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
+    return command
+
+
+def engine_config(given: dict[str, Any]) -> EngineConfig:
+    """Raises CommandError that names the option where a value is not allowed."""
+    return checked(EngineConfig, given)
+
+
+def checked(model: type[Model], given: dict[str, Any]) -> Model:
+    try:
+        return model(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "options"
+        message = first["msg"].removeprefix("Value error, ")
+        raise CommandError(f"{where}: {message[:1].lower()}{message[1:]} (got {first['input']!r})", 2) from None
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function, eval_str=True).parameters.values())
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    text = _HELP.get(name, "")
+    if "[default" not in text and field.default is not None:
+        text = f"{text} [default: {field.default}]".strip()
+    option = typer.Option(
+        "--" + name.replace("_", "-"), metavar=_metavar(field), help=text, show_default=False, rich_help_panel="Engine"
+    )
+    annotation = Annotated[str | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _metavar(field: FieldInfo) -> str:
+    kinds = [field.annotation, *get_args(field.annotation)]
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            return "|".join(str(value) for value in get_args(kind))
+    if int in kinds or any(int in get_args(kind) for kind in kinds):
+        return "N"
+    return "SHARE" if float in kinds else "NAME"
