@@ -1,0 +1,40 @@
+"""Attention over paged KV behind one interface, chosen by device."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from workers.attention.base import Attention, Layout, make_layout, token_positions
+
+__all__ = ["Attention", "Layout", "make_attention", "make_layout", "token_positions"]
+
+PAGE_SIZE = {"cpu": 16, "cuda": 256}
+"""Tokens of a KV block where nothing else is asked for; the CUDA kernels take multiples of 256."""
+
+
+def make_attention(name: str, device: str) -> Attention:
+    """`auto` is cpu on a CPU, and on CUDA flash_attn where the package is installed, else varlen.
+
+    Raises ValueError for a backend that does not run on the device or is not installed.
+    """
+    on_cuda = device.startswith("cuda")
+    if name == "auto":
+        name = "cpu" if not on_cuda else "flash_attn" if importlib.util.find_spec("flash_attn") else "varlen"
+    if (name == "cpu") == on_cuda:
+        raise ValueError(f"attention backend {name} does not run on {device}")
+    if name == "cpu":
+        from workers.attention.cpu import CpuAttention
+
+        return CpuAttention()
+    if name == "varlen":
+        from workers.attention.varlen import VarlenAttention
+
+        return VarlenAttention()
+    if name == "flash_attn":
+        from workers.attention.flash import FlashAttention
+
+        try:
+            return FlashAttention()
+        except ImportError:
+            raise ValueError("the flash-attn package is not installed; install it or take --attention varlen") from None
+    raise ValueError(f"unknown attention backend {name!r}; choose one of auto, cpu, flash_attn, varlen")

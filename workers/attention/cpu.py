@@ -1,0 +1,74 @@
+"""Attention on CPU: one kernel over all single-token segments, and torch's flash kernel for each chunk.
+
+A chunk on top of history is two exact calls, history without and the chunk with a causal mask, merged by their
+log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from workers.attention.base import Layout
+from workers.attention.paged_decode import paged_decode
+
+
+class CpuAttention:
+    name: ClassVar[str] = "cpu"
+
+    def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, layout: Layout) -> Tensor:
+        out = torch.empty_like(q)
+        row = 0
+        singles_until = 0
+        single = layout.counts == 1
+        if single.any():
+            rows = torch.from_numpy((layout.counts.cumsum() - layout.counts)[single].astype("int64"))
+            which = torch.from_numpy(single.nonzero()[0])
+            whole = bool(single.all())
+            queries = q if whole else q[rows]
+            table = layout.block_table if whole else layout.block_table[which]
+            used = layout.seqused_k if whole else layout.seqused_k[which]
+            attended = paged_decode(queries, k_pages, v_pages, table, used)
+            if whole:
+                return attended
+            out[rows] = attended
+        for i, (count, used_k) in enumerate(zip(layout.counts.tolist(), layout.used.tolist(), strict=True)):
+            if count > 1:
+                k, v = _gather(k_pages, layout.block_table[i], used_k), _gather(v_pages, layout.block_table[i], used_k)
+                out[row : row + count] = _chunk(q[row : row + count], k, v)
+            row += count
+        del singles_until
+        return out
+
+
+def _gather(pages: Tensor, table: Tensor, used: int) -> Tensor:
+    """[used, kv heads, head_dim] of one sequence, from its pages."""
+    block_size = pages.shape[1]
+    blocks = table[: -(-used // block_size)].long()
+    return pages[blocks].flatten(0, 1)[:used]
+
+
+def _chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Queries [c, heads, d] are the last c of the [s, kv heads, d] keys and values."""
+    count, history = q.shape[0], k.shape[0] - q.shape[0]
+    groups = q.shape[1] // k.shape[1]
+    query = q.transpose(0, 1).unsqueeze(0)
+    key = k.repeat_interleave(groups, dim=1).transpose(0, 1).unsqueeze(0)
+    value = v.repeat_interleave(groups, dim=1).transpose(0, 1).unsqueeze(0)
+    own, own_lse = _flash(query, key[:, :, history:], value[:, :, history:], causal=True)
+    if history == 0:
+        return own[0].transpose(0, 1)
+    past, past_lse = _flash(query, key[:, :, :history], value[:, :, :history], causal=False)
+    # softmax over both parts = each part's softmax weighted by its share of the total exponential sum
+    weight = torch.sigmoid(past_lse - own_lse).unsqueeze(-1)
+    merged = torch.lerp(own, past, weight)
+    assert merged.shape[2] == count
+    return merged[0].transpose(0, 1)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """[1, heads, rows, d] and the log-sum-exp [1, heads, rows] of each row's scores."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    return out, lse

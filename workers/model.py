@@ -1,0 +1,178 @@
+"""The Llama family as one flat forward: all tokens of all sequences side by side, [T, hidden].
+
+T tokens of the iteration; H query and K key/value heads of this rank; D head_dim; S rows that are sampled from. On a
+tensor-parallel rank the heads, the MLP's inner dimension and the vocabulary are this rank's part, and a sum over the
+ranks follows each of the two projections back to the hidden dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig
+
+from workers.attention import Attention, Layout
+from workers.kv_cache import KvCache
+from workers.linear import Linear
+from workers.loader import Weights
+from workers.parallel import Part, Ranks
+from workers.rope import Rope, rotate
+
+SUPPORTED = {"LlamaForCausalLM", "MistralForCausalLM"}
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """Raises ValueError, in one line, for an architecture that this model file does not compute."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    names = set(config.architectures or [])
+    if not names & SUPPORTED:
+        found = ", ".join(sorted(names)) or config.model_type
+        raise ValueError(f"architecture {found} is not supported; supported: {', '.join(sorted(SUPPORTED))}")
+    if getattr(config, "sliding_window", None):
+        raise ValueError("sliding-window attention is not supported")
+    if config.hidden_act != "silu":
+        raise ValueError(f"activation {config.hidden_act!r} is not supported; supported: silu")
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """This rank's part of the model's dimensions."""
+
+    kv_heads: Part
+    query_heads: Part
+    inner: Part
+    vocab: Part
+    head_dim: int
+
+    @classmethod
+    def of(cls, config: PretrainedConfig, ranks: Ranks) -> Shard:
+        """Raises ValueError where there are more ranks than KV heads: a KV head is not divided."""
+        kv_heads = config.num_key_value_heads
+        if ranks.size > kv_heads:
+            raise ValueError(f"tensor-parallel degree {ranks.size} is too large: the model has {kv_heads} KV heads")
+        part = ranks.part(kv_heads)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return cls(
+            kv_heads=part,
+            query_heads=part.scaled(config.num_attention_heads // kv_heads),
+            inner=ranks.part(config.intermediate_size),
+            vocab=ranks.part(config.vocab_size),
+            head_dim=head_dim,
+        )
+
+
+class Layer:
+    """One decoder layer of this rank."""
+
+    def __init__(self, weights: Weights, prefix: str, shard: Shard, ranks: Ranks, eps: float) -> None:
+        self._shard, self._ranks, self._eps = shard, ranks, eps
+        heads, kv = shard.query_heads.scaled(shard.head_dim), shard.kv_heads.scaled(shard.head_dim)
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        self.input_norm = weights.rows(f"{prefix}.input_layernorm.weight")
+        self.inner_norm = weights.rows(f"{prefix}.post_attention_layernorm.weight")
+        self.qkv = fused(
+            weights, [(f"{attention}.q_proj", heads), (f"{attention}.k_proj", kv), (f"{attention}.v_proj", kv)]
+        )
+        self.out = row_parallel(weights, f"{attention}.o_proj", heads, ranks)
+        self.gate_up = fused(weights, [(f"{mlp}.gate_proj", shard.inner), (f"{mlp}.up_proj", shard.inner)])
+        self.down = row_parallel(weights, f"{mlp}.down_proj", shard.inner, ranks)
+
+    def __call__(
+        self, x: Tensor, angles: tuple[Tensor, Tensor], kv: tuple[Tensor, Tensor], attend: Attention, layout: Layout
+    ) -> Tensor:
+        """x [T, hidden] -> [T, hidden]. Writes this forward's keys and values into the pages `kv`."""
+        x = x + self._attention(rms_norm(x, self.input_norm, self._eps), angles, kv, attend, layout)
+        return x + self._mlp(rms_norm(x, self.inner_norm, self._eps))
+
+    def _attention(
+        self, x: Tensor, angles: tuple[Tensor, Tensor], kv: tuple[Tensor, Tensor], attend: Attention, layout: Layout
+    ) -> Tensor:
+        heads, kv_heads, d = self._shard.query_heads.size, self._shard.kv_heads.size, self._shard.head_dim
+        qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, d)  # [T, H + 2K, D]
+        turned = rotate(qkv[:, : heads + kv_heads], *angles)  # [T, H + K, D]
+        k_pages, v_pages = kv  # [blocks, block_size, K, D]
+        k_pages.flatten(0, 1).index_copy_(0, layout.write_to, turned[:, heads:])
+        v_pages.flatten(0, 1).index_copy_(0, layout.write_to, qkv[:, heads + kv_heads :])
+        attended = attend(turned[:, :heads], k_pages, v_pages, layout)  # [T, H, D]
+        return self._ranks.sum(self.out(attended.reshape(-1, heads * d)))  # [T, hidden]
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)  # [T, inner] each
+        return self._ranks.sum(self.down(F.silu(gate).mul_(up)))  # [T, hidden]
+
+
+class LlamaModel:
+    """Loads this rank's shard at construction; a call is one flat forward."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: PretrainedConfig,
+        ranks: Ranks,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_model_len: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.config, self.ranks, self.shard = config, ranks, Shard.of(config, ranks)
+        self.rope = Rope(config, max_model_len, device)
+        self._eps = config.rms_norm_eps
+        with Weights(folder, dtype, device, progress or (lambda count: None)) as weights:
+            self.embedding = weights.rows("model.embed_tokens.weight", self.shard.vocab)  # [vocab part, hidden]
+            self.layers = [
+                Layer(weights, f"model.layers.{i}", self.shard, ranks, self._eps)
+                for i in range(config.num_hidden_layers)
+            ]
+            self.norm = weights.rows("model.norm.weight")
+            tied = config.tie_word_embeddings or "lm_head.weight" not in weights
+            head = self.embedding if tied else weights.rows("lm_head.weight", self.shard.vocab)
+            self.head = Linear(head)
+            self.bytes_read = weights.bytes_read
+
+    @torch.inference_mode()
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, kv: KvCache, attend: Attention, layout: Layout, sample_rows: Tensor
+    ) -> Tensor:
+        """tokens, positions [T]; sample_rows [S] indices into T. Returns logits [S, vocab], the same on every rank."""
+        x = self._embed(tokens)  # [T, hidden]
+        angles = self.rope.at(positions, x.dtype)
+        for layer, pages in zip(self.layers, kv.layers, strict=True):
+            x = layer(x, angles, pages, attend, layout)
+        sampled = rms_norm(x[sample_rows], self.norm, self._eps)  # [S, hidden]
+        if sampled.shape[0] == 0:
+            return sampled.new_empty(0, self.config.vocab_size)
+        return self.ranks.gather_columns(self.head(sampled), self.config.vocab_size)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        if self.ranks.size == 1:
+            return self.embedding[tokens]
+        local = tokens - self.shard.vocab.start
+        mine = (local >= 0) & (local < self.shard.vocab.size)
+        rows = self.embedding[local.clamp(0, self.shard.vocab.size - 1)]
+        return self.ranks.sum(rows * mine.unsqueeze(1))
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def fused(weights: Weights, parts: list[tuple[str, Part]]) -> Linear:
+    """Projections of the same input as one matrix, each of them this rank's rows (its output's part)."""
+    weight = torch.cat([weights.rows(f"{name}.weight", part) for name, part in parts])
+    names = [f"{name}.bias" for name, _ in parts]
+    bias = None
+    if all(name in weights for name in names):
+        bias = torch.cat([weights.rows(name, part) for name, (_, part) in zip(names, parts, strict=True)])
+    return Linear(weight, bias)
+
+
+def row_parallel(weights: Weights, name: str, part: Part, ranks: Ranks) -> Linear:
+    """A projection of which this rank has some input columns; its bias is added once, by rank 0."""
+    bias = weights.rows(f"{name}.bias") if f"{name}.bias" in weights and ranks.rank == 0 else None
+    return Linear(weights.columns(f"{name}.weight", part), bias)

@@ -1,0 +1,88 @@
+"""Tensor parallelism: how a dimension is divided among ranks, and the three collectives that put it together again.
+
+gloo on CPU, NCCL on CUDA: the same calls. With one rank every collective is the identity and nothing is initialised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rank's contiguous part of a dimension: [start, stop)."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def scaled(self, factor: int) -> Part:
+        """The same part of a dimension that has `factor` entries for each of this one's."""
+        return Part(self.start * factor, self.stop * factor)
+
+
+def split(count: int, ranks: int) -> list[Part]:
+    """Contiguous parts of `count` entries, as even as they get, the larger ones first: 3 among 2 is 2 + 1.
+
+    Raises ValueError where a rank would get nothing.
+    """
+    if count < ranks:
+        raise ValueError(f"{count} cannot be divided among {ranks} ranks")
+    base, extra = divmod(count, ranks)
+    sizes = [base + (rank < extra) for rank in range(ranks)]
+    starts = [sum(sizes[:rank]) for rank in range(ranks)]
+    return [Part(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+class Ranks:
+    """This rank among its worker group."""
+
+    def __init__(self, rank: int = 0, size: int = 1, device: str = "cpu", rendezvous: str | None = None) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} of {size}")
+        self.rank, self.size = rank, size
+        self.backend = "none" if size == 1 else ("nccl" if device.startswith("cuda") else "gloo")
+        self._group: dist.ProcessGroup | None = None
+        if size > 1:
+            if rendezvous is None:
+                raise ValueError("several ranks need a rendezvous address, such as tcp://127.0.0.1:29500")
+            dist.init_process_group(
+                self.backend, init_method=rendezvous, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
+            )
+            self._group = dist.group.WORLD
+
+    def part(self, count: int) -> Part:
+        """This rank's part of a dimension."""
+        return split(count, self.size)[self.rank]
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(x, group=self._group)
+        return x
+
+    def gather_columns(self, x: Tensor, total: int) -> Tensor:
+        """[rows, this rank's part of `total`] of every rank, side by side: [rows, total]. Parts may be uneven."""
+        if self.size == 1:
+            return x
+        parts = split(total, self.size)
+        widest = parts[0].size
+        padded = x.new_zeros(x.shape[0], widest)
+        padded[:, : x.shape[1]] = x
+        pieces = [torch.empty_like(padded) for _ in parts]
+        dist.all_gather(pieces, padded, group=self._group)
+        return torch.cat([piece[:, : part.size] for piece, part in zip(pieces, parts, strict=True)], dim=1)
+
+    def close(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()

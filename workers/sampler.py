@@ -1,0 +1,162 @@
+"""From logits to tokens. Each row is treated by its own parameters alone, whatever else is in the batch.
+
+Order of the steps, as elsewhere: bias and penalties, temperature, top-k, top-p, min-p, then one uniform number against
+the cumulative distribution. Log-probabilities are those of the model, before any of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scheduler.request import TokenLogprob
+from scheduler.sampling import SamplingParams
+from workers.randomness import uniforms
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one sampled row needs: its parameters, the tokens so far and how many of them are prompt. The new token's
+    position is their number."""
+
+    params: SamplingParams
+    tokens: NDArray[np.int32]
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The chosen token of a row, or why there is none."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+    error: str | None = None
+
+
+def sample(logits: Tensor, rows: list[Row]) -> list[Sampled]:
+    """logits [rows, vocab] (not changed) -> one result a row."""
+    if not rows:
+        return []
+    scores = logits.float()
+    healthy = (~scores.max(dim=1).values.isnan() & scores.max(dim=1).values.isfinite()).cpu().numpy()
+    adjusted = _adjust(scores, rows)
+    tokens = np.zeros(len(rows), dtype=np.int64)
+    greedy = [i for i, row in enumerate(rows) if row.params.greedy]
+    plain = [i for i, row in enumerate(rows) if not row.params.greedy and not _filters(row.params)]
+    filtered = [i for i, row in enumerate(rows) if not row.params.greedy and _filters(row.params)]
+    if greedy:
+        tokens[greedy] = _take(adjusted, greedy).argmax(dim=1).cpu().numpy()
+    if plain:
+        tokens[plain] = _draw(_probabilities(adjusted, rows, plain), _uniforms(rows, plain)).cpu().numpy()
+    if filtered:
+        tokens[filtered] = _draw_filtered(_probabilities(adjusted, rows, filtered), rows, filtered).cpu().numpy()
+    logprobs = _logprobs(scores, rows, tokens)
+    return [
+        Sampled(int(token), logprobs.get(i)) if ok else Sampled(-1, error="the model gave no finite scores")
+        for i, (token, ok) in enumerate(zip(tokens, healthy, strict=True))
+    ]
+
+
+def _take(x: Tensor, which: list[int]) -> Tensor:
+    """Those rows, without a copy where it is all of them."""
+    return x if len(which) == x.shape[0] else x[which]
+
+
+def _filters(p: SamplingParams) -> bool:
+    return p.top_k > 0 or p.top_p < 1 or p.min_p > 0
+
+
+def _adjust(scores: Tensor, rows: list[Row]) -> Tensor:
+    """Bias and penalties, on the rows that have any."""
+    touched = [i for i, row in enumerate(rows) if _adjusts(row.params)]
+    if not touched:
+        return scores
+    scores = scores.clone()
+    for i in touched:
+        _adjust_row(scores[i], rows[i])
+    return scores
+
+
+def _adjusts(p: SamplingParams) -> bool:
+    return bool(p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1 or p.logit_bias)
+
+
+def _adjust_row(scores: Tensor, row: Row) -> None:
+    """Presence and frequency count what was generated; repetition the prompt too (Keskar et al., CTRL, 2019)."""
+    p = row.params
+    if p.repetition_penalty != 1:
+        seen = torch.from_numpy(np.unique(row.tokens).astype(np.int64)).to(scores.device)
+        old = scores[seen]
+        scores[seen] = torch.where(old > 0, old / p.repetition_penalty, old * p.repetition_penalty)
+    generated, counts = np.unique(row.tokens[row.prompt_tokens :], return_counts=True)
+    if len(generated) and (p.presence_penalty or p.frequency_penalty):
+        index = torch.from_numpy(generated.astype(np.int64)).to(scores.device)
+        times = torch.from_numpy(counts.astype(np.float32)).to(scores.device)
+        scores[index] -= p.presence_penalty + p.frequency_penalty * times
+    if p.logit_bias:
+        index = torch.tensor([token for token, _ in p.logit_bias], device=scores.device)
+        bias = torch.tensor([value for _, value in p.logit_bias], device=scores.device)
+        scores.index_add_(0, index, bias)
+
+
+def _probabilities(scores: Tensor, rows: list[Row], which: list[int]) -> Tensor:
+    """Softmax at each row's temperature, in double precision: a cumulative sum over a vocabulary needs it."""
+    temperature = torch.tensor([[rows[i].params.temperature] for i in which], dtype=torch.float64, device=scores.device)
+    chosen = _take(scores, which).double()
+    # The largest score is subtracted before dividing: a tiny temperature then gives -inf, not inf - inf.
+    return torch.softmax((chosen - chosen.max(dim=1, keepdim=True).values) / temperature, dim=1)
+
+
+def _uniforms(rows: list[Row], which: list[int]) -> Tensor:
+    seeds = np.array([rows[i].params.seed for i in which], dtype=np.uint64)
+    choices = np.array([rows[i].params.choice for i in which], dtype=np.uint64)
+    positions = np.array([len(rows[i].tokens) for i in which], dtype=np.uint64)
+    return torch.from_numpy(uniforms(seeds, choices, positions))
+
+
+def _draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """The first index at which the cumulative probability exceeds the row's number."""
+    cumulative = probabilities.cumsum(dim=1)
+    threshold = uniform.to(cumulative.device).unsqueeze(1) * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
+    return index.clamp(max=probabilities.shape[1] - 1)
+
+
+def _draw_filtered(probabilities: Tensor, rows: list[Row], which: list[int]) -> Tensor:
+    """top-k, top-p (the smallest set that reaches p, at least one token) and min-p, then a draw from what is left."""
+    ordered, index = probabilities.sort(dim=1, descending=True, stable=True)
+    vocab = ordered.shape[1]
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=ordered.device).unsqueeze(1)
+
+    params = [rows[i].params for i in which]
+    rank = torch.arange(vocab, device=ordered.device).unsqueeze(0)
+    keep = rank < column([p.top_k or vocab for p in params])
+    kept = ordered * keep
+    before = kept.cumsum(dim=1) - kept
+    keep &= before < column([p.top_p for p in params]) * kept.sum(dim=1, keepdim=True)
+    keep &= ordered >= column([p.min_p for p in params]) * ordered[:, :1]
+    keep[:, 0] = True
+    drawn = _draw(ordered * keep, _uniforms(rows, which))
+    return index.gather(1, drawn.to(index.device).unsqueeze(1)).squeeze(1)
+
+
+def _logprobs(scores: Tensor, rows: list[Row], tokens: NDArray[np.int64]) -> dict[int, TokenLogprob]:
+    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    if not wanted:
+        return {}
+    table = torch.log_softmax(_take(scores, wanted), dim=1)
+    chosen = table.gather(1, torch.from_numpy(tokens[wanted]).to(table.device).unsqueeze(1)).squeeze(1).tolist()
+    most = max(rows[i].params.logprobs or 0 for i in wanted)
+    top = table.topk(most, dim=1) if most else None
+    found = {}
+    for k, i in enumerate(wanted):
+        count = rows[i].params.logprobs or 0
+        pairs = [] if top is None else zip(top.indices[k, :count].tolist(), top.values[k, :count].tolist(), strict=True)
+        found[i] = TokenLogprob(chosen[k], tuple(pairs))
+    return found

@@ -1,0 +1,91 @@
+"""What a worker remembers of each sequence between iterations, and how segments become a flat batch.
+
+Arrays over slots, so that building a batch is a few vector operations: tokens [slots, max_model_len], block tables
+[slots, blocks a sequence may have].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.plan import Admission, Segment
+from scheduler.sampling import SamplingParams
+
+
+class PlanError(ValueError):
+    """A plan that contradicts what this worker knows. A bug of the sender, not a fault of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A forward's segments as arrays: slot, first position and count of each, and which of them sample."""
+
+    slots: NDArray[np.int64]
+    starts: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    sampling: NDArray[np.int64]
+
+
+class Slots:
+    def __init__(self, slots: int, max_model_len: int, block_size: int) -> None:
+        self._blocks_of_one = -(-max_model_len // block_size)
+        self.tokens = np.zeros((slots, max_model_len + 1), dtype=np.int32)
+        self.tables = np.zeros((slots, self._blocks_of_one), dtype=np.int32)
+        self.lengths = np.zeros(slots, dtype=np.int32)
+        self.block_counts = np.zeros(slots, dtype=np.int32)
+        self.prompt_lengths = np.zeros(slots, dtype=np.int32)
+        self.sampling: list[SamplingParams | None] = [None] * slots
+
+    def release(self, slot: int) -> None:
+        self._require_taken(slot)
+        self.sampling[slot] = None
+
+    def admit(self, admission: Admission) -> None:
+        slot, count = admission.slot, len(admission.tokens)
+        if not 0 <= slot < len(self.sampling):
+            raise PlanError(f"slot {slot} of {len(self.sampling)}")
+        if self.sampling[slot] is not None:
+            raise PlanError(f"slot {slot} is taken")
+        if not 0 < count < self.tokens.shape[1] or not 0 < admission.prompt_tokens <= count:
+            raise PlanError(f"{count} tokens do not fit a slot of {self.tokens.shape[1] - 1}")
+        self.tokens[slot, :count] = admission.tokens
+        self.lengths[slot], self.block_counts[slot] = count, 0
+        self.prompt_lengths[slot] = admission.prompt_tokens
+        self.sampling[slot] = admission.sampling
+
+    def batch(self, segments: tuple[Segment, ...], num_blocks: int, block_size: int) -> Batch:
+        """Append the segments' new blocks to their tables and describe the forward. Raises PlanError."""
+        for segment in segments:
+            self._require_taken(segment.slot)
+            self._append_blocks(segment, num_blocks)
+        slots = np.array([s.slot for s in segments], dtype=np.int64)
+        starts = np.array([s.start for s in segments], dtype=np.int32)
+        counts = np.array([s.count for s in segments], dtype=np.int32)
+        ends = starts + counts
+        if len(segments) == 0 or (counts < 1).any() or (ends > self.lengths[slots]).any():
+            raise PlanError("a segment has no tokens, or tokens that do not exist")
+        if (ends > self.block_counts[slots] * block_size).any():
+            raise PlanError("a segment has no block for some of its tokens")
+        sampling = np.array([i for i, s in enumerate(segments) if s.sample], dtype=np.int64)
+        return Batch(slots, starts, counts, sampling)
+
+    def append(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        """One sampled token to each slot."""
+        self.tokens[slots, self.lengths[slots]] = tokens
+        self.lengths[slots] += 1
+
+    def _append_blocks(self, segment: Segment, num_blocks: int) -> None:
+        if not segment.new_blocks:
+            return
+        slot, have, more = segment.slot, int(self.block_counts[segment.slot]), len(segment.new_blocks)
+        if have + more > self._blocks_of_one or not all(0 <= block < num_blocks for block in segment.new_blocks):
+            raise PlanError(f"blocks of slot {slot} are too many, or outside the pool of {num_blocks}")
+        self.tables[slot, have : have + more] = segment.new_blocks
+        self.block_counts[slot] = have + more
+
+    def _require_taken(self, slot: int) -> None:
+        if not 0 <= slot < len(self.sampling) or self.sampling[slot] is None:
+            raise PlanError(f"slot {slot} holds no sequence")

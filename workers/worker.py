@@ -1,0 +1,180 @@
+"""One rank of a worker group: loads its shard, keeps its pages and slots, and executes plans. Knows no Ray.
+
+Every rank of a group gets the same plans in the same order and samples the same tokens from the same gathered logits, so
+that each of them knows the next input without being told.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from scheduler.plan import IterationPlan, IterationResult, Sample, Segment
+from workers.attention import PAGE_SIZE, make_attention, make_layout, token_positions
+from workers.config import WorkerConfig, WorkerDescription
+from workers.kv_cache import KvCache, bytes_per_block
+from workers.loader import checkpoint_dtype
+from workers.model import LlamaModel, Shard, read_config
+from workers.parallel import Ranks
+from workers.sampler import Row, sample
+from workers.slots import PlanError, Slots
+
+
+class Worker:
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self._slots: Slots | None = None
+        self._cache: KvCache | None = None
+
+    # Coming up.
+
+    def load(self, progress: Callable[[int], None] | None = None) -> WorkerDescription:
+        """Join the group and load this rank's shard; `progress` gets the bytes read. Raises ValueError, in one line, for
+        a model or a combination of options that cannot be served."""
+        config = self.config
+        folder = Path(config.model_dir)
+        self._device = _device(config)
+        self._threads = config.threads or max(1, (os.cpu_count() or 1) // config.world_size)
+        if self._device.type == "cpu":
+            torch.set_num_threads(self._threads)
+        self._dtype = _dtype(config.dtype, self._device, folder)
+        self._attend = make_attention(config.attention, self._device.type)
+        self.block_size = config.block_size or PAGE_SIZE[self._device.type]
+        model_config = read_config(folder)
+        longest = int(model_config.max_position_embeddings)
+        self.max_model_len = config.max_model_len or longest
+        if self.max_model_len > longest:
+            raise ValueError(f"max_model_len {self.max_model_len} is beyond the model's {longest} positions")
+        self.ranks = Ranks(config.rank, config.world_size, self._device.type, config.rendezvous)
+        self.model = LlamaModel(
+            folder, model_config, self.ranks, self._device, self._dtype, self.max_model_len, progress
+        )
+        self._kv_block = bytes_per_block(
+            len(self.model.layers),
+            self.block_size,
+            self.model.shard.kv_heads.size,
+            self.model.shard.head_dim,
+            self._dtype,
+        )
+        return self._describe()
+
+    def _describe(self) -> WorkerDescription:
+        shard: Shard = self.model.shard
+        return WorkerDescription(
+            rank=self.ranks.rank,
+            device=str(self._device),
+            dtype=str(self._dtype).removeprefix("torch."),
+            attention=self._attend.name,
+            collectives=self.ranks.backend,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            vocab_size=self.model.config.vocab_size,
+            layers=len(self.model.layers),
+            query_heads=shard.query_heads.size,
+            kv_heads=shard.kv_heads.size,
+            weight_bytes=self.model.bytes_read,
+            kv_bytes_per_block=self._kv_block,
+            free_bytes=_free_bytes(self._device),
+            threads=self._threads,
+            pid=os.getpid(),
+        )
+
+    def allocate(self, num_blocks: int) -> None:
+        """Take the memory for the KV pages, and for the slots. Raises ValueError where it cannot be had."""
+        shard = self.model.shard
+        self._cache = KvCache(
+            len(self.model.layers),
+            num_blocks,
+            self.block_size,
+            shard.kv_heads.size,
+            shard.head_dim,
+            self._dtype,
+            self._device,
+        )
+        self._slots = Slots(self.config.max_running, self.max_model_len, self.block_size)
+
+    def close(self) -> None:
+        self.ranks.close()
+
+    # Executing.
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        """Run a plan: releases, admissions, then its forwards in order. Raises PlanError for one that contradicts what
+        this worker knows; what goes wrong with one sequence is in its sample."""
+        if self._slots is None:
+            raise PlanError("allocate the KV pool first")
+        for slot in plan.releases:
+            self._slots.release(slot)
+        for admission in plan.admissions:
+            self._slots.admit(admission)
+        samples: list[Sample] = []
+        seconds: list[float] = []
+        for forward in plan.forwards:
+            started = time.perf_counter()
+            samples += self._forward(forward, self._slots)
+            seconds.append(time.perf_counter() - started)
+        return IterationResult(plan.iteration, tuple(samples), tuple(seconds))
+
+    def _forward(self, segments: tuple[Segment, ...], slots: Slots) -> list[Sample]:
+        assert self._cache is not None  # allocated together with the slots
+        batch = slots.batch(segments, self._cache.blocks, self.block_size)
+        positions = token_positions(batch.starts, batch.counts)
+        tokens = slots.tokens[np.repeat(batch.slots, batch.counts), positions]
+        layout = make_layout(batch.starts, batch.counts, slots.tables[batch.slots], self.block_size, self._device)
+        last_rows = np.cumsum(batch.counts)[batch.sampling] - 1
+        logits = self.model(
+            torch.from_numpy(tokens).to(self._device),
+            torch.from_numpy(positions).to(self._device),
+            self._cache,
+            self._attend,
+            layout,
+            torch.from_numpy(last_rows.astype(np.int64)).to(self._device),
+        )
+        return self._sample(logits, batch.slots[batch.sampling], slots)
+
+    def _sample(
+        self, logits: torch.Tensor, sampled_slots: np.ndarray[tuple[int], np.dtype[np.int64]], slots: Slots
+    ) -> list[Sample]:
+        rows = []
+        for slot in sampled_slots.tolist():
+            params = slots.sampling[slot]
+            assert params is not None  # the batch was built from taken slots
+            rows.append(Row(params, slots.tokens[slot, : slots.lengths[slot]], int(slots.prompt_lengths[slot])))
+        sampled = sample(logits, rows)
+        slots.append(sampled_slots, np.array([max(0, s.token) for s in sampled], dtype=np.int64))
+        return [Sample(int(slot), s.token, s.logprob, s.error) for slot, s in zip(sampled_slots, sampled, strict=True)]
+
+
+def _device(config: WorkerConfig) -> torch.device:
+    kind = config.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("no CUDA device is visible; take --device cpu")
+        index = config.rank % torch.cuda.device_count()
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+    if kind != "cpu":
+        raise ValueError(f"unknown device {kind!r}; choose one of auto, cpu, cuda")
+    return torch.device("cpu")
+
+
+def _dtype(name: str, device: torch.device, folder: Path) -> torch.dtype:
+    """float32 on CPU, where nothing narrower is fast without special instructions; the checkpoint's own on CUDA."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else checkpoint_dtype(folder)
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return int(psutil.virtual_memory().available)
