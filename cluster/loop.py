@@ -11,8 +11,9 @@ from cluster.engine import EngineUnavailable
 from cluster.executor import Executor
 from scheduler.plan import IterationPlan, IterationResult
 from scheduler.request import Delta, Request
+from scheduler.roofline import Features
 from scheduler.sampling import SamplingParams
-from scheduler.scheduler import Scheduler
+from scheduler.scheduler import Scheduler, TokenTiming
 
 PROBE_PREFIX = "_probe-"
 """Requests of the health check have ids that begin so; nobody is subscribed to them and no figure counts them."""
@@ -22,13 +23,24 @@ Publish = Callable[[list[Delta]], None]
 
 @dataclass(frozen=True, slots=True)
 class IterationRecord:
-    """One iteration as it happened. Times are seconds of the loop's clock: plan made, result committed."""
+    """One iteration as it happened. Times are seconds of the loop's clock: plan made, result committed. `features` are
+    those of each of its forwards."""
 
     plan: IterationPlan
     result: IterationResult
     deltas: list[Delta]
+    timings: list[TokenTiming]
+    features: tuple[Features, ...]
     started: float
     ended: float
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(forward.prefill_tokens for forward in self.features)
+
+    @property
+    def decodes(self) -> int:
+        return sum(forward.decodes for forward in self.features)
 
 
 class IterationLoop:
@@ -127,11 +139,13 @@ class IterationLoop:
         result = await task
         self._under_way.popleft()
         ended = self._clock()
+        features = self.scheduler.features(plan.iteration)
         deltas = self.scheduler.commit(result, ended)
         self.iterations += 1
         self._publish_if_any(deltas)
         if self._observe is not None:
-            self._observe(IterationRecord(plan, result, deltas, started, ended))
+            timings = self.scheduler.take_timings()
+            self._observe(IterationRecord(plan, result, deltas, timings, features, started, ended))
         self._tell_progress()
 
     def _fail(self, reason: str) -> None:

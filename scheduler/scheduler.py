@@ -20,12 +20,25 @@ from scheduler.errors import RequestRefused
 from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
 from scheduler.policies import Draft, Forward, Policy
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
+from scheduler.roofline import Features
 from scheduler.slo import LONGEST_PROMISE_S, Promise
 
 KV_CAPACITY = "kv_capacity"
 
 UNPROMISED = Promise(ttft_s=LONGEST_PROMISE_S, tpot_s=LONGEST_PROMISE_S)
 """Of a request that was promised nothing by a scheduler without a default: nothing it can do is late."""
+
+
+def features_of(forward: Forward) -> Features:
+    """The cost features of a forward that is about to run."""
+    features = Features()
+    for draft in forward:
+        sequence = draft.sequence
+        if sequence.prefilling:
+            features = features.with_chunk(sequence.computed, draft.count)
+        else:
+            features = features.with_decode(sequence.computed + 1)
+    return features
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,24 @@ class SchedulerConfig:
         return Limits(self.max_model_len, self.vocab_size, self.num_blocks, self.block_size)
 
 
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A plan under way: who is sampled from, in the order of the plan, and what each of its forwards costs by."""
+
+    sampling: list[Sequence]
+    features: tuple[Features, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTiming:
+    """When a token came, in seconds: since its request's arrival, and since the token before it (None for the first)."""
+
+    request_id: str
+    since_arrival_s: float
+    gap_s: float | None
+    last: bool
+
+
 class Scheduler:
     def __init__(self, config: SchedulerConfig, policy: Policy) -> None:
         self.config = config
@@ -55,8 +86,9 @@ class Scheduler:
         self._free_slots = list(range(config.max_running - 1, -1, -1))
         self._entering: list[Sequence] = []
         self._leaving: list[int] = []
-        self._in_flight: dict[int, list[Sequence]] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._outbox: list[Delta] = []
+        self._timings: list[TokenTiming] = []
         self._iteration = 0
         self._next_order = 0
         self._preemptions = 0
@@ -115,6 +147,11 @@ class Scheduler:
         self._in_flight.clear()
         self._leaving.clear()
 
+    def take_timings(self) -> list[TokenTiming]:
+        """Of every token that was committed since the last call."""
+        timings, self._timings = self._timings, []
+        return timings
+
     def take_deltas(self) -> list[Delta]:
         """What ended outside of a commit (aborted, outgrew the pool, failed) since the last call."""
         deltas, self._outbox = self._outbox, []
@@ -135,6 +172,7 @@ class Scheduler:
             return None
         self._iteration += 1
         sampling: list[Sequence] = []
+        features = tuple(features_of(forward) for forward in granted)
         plan = IterationPlan(
             iteration=self._iteration,
             admissions=tuple(self._admission(sequence) for sequence in self._entering),
@@ -142,17 +180,22 @@ class Scheduler:
             forwards=tuple(tuple(self._segment(draft, sampling) for draft in forward) for forward in granted),
         )
         self._entering, self._leaving = [], []
-        self._in_flight[plan.iteration] = sampling
+        self._in_flight[plan.iteration] = InFlight(sampling, features)
         return plan
+
+    def features(self, iteration: int) -> tuple[Features, ...]:
+        """What the cost of each forward of a plan under way depends on. Raises KeyError for no such plan."""
+        return self._in_flight[iteration].features
 
     def commit(self, result: IterationResult, now: float) -> list[Delta]:
         """Take the answer to a plan. Returns what it added to each request, with what ended meanwhile.
 
         Raises ValueError for an answer to no plan under way, or one that does not match its plan.
         """
-        sampling = self._in_flight.pop(result.iteration, None)
-        if sampling is None:
+        under_way = self._in_flight.pop(result.iteration, None)
+        if under_way is None:
             raise ValueError(f"result of iteration {result.iteration}, which is not under way")
+        sampling = under_way.sampling
         if len(sampling) != len(result.samples):
             raise ValueError(f"{len(result.samples)} samples where iteration {result.iteration} has {len(sampling)}")
         deltas = self.take_deltas()
@@ -275,10 +318,8 @@ class Scheduler:
             self._finish(sequence, Delta(request_id, finish=Finish.STOP, reason=str(sample.token)))
             return
         sequence.tokens.append(sample.token)
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
-        sequence.last_token_at = now
         at_limit = len(sequence.tokens) - len(sequence.request.prompt) >= sequence.request.max_tokens
+        self._note_time(sequence, now, at_limit)
         delta = Delta(
             request_id,
             tokens=(sample.token,),
@@ -289,6 +330,13 @@ class Scheduler:
             self._finish(sequence, delta)
         else:
             self._outbox.append(delta)
+
+    def _note_time(self, sequence: Sequence, now: float, last: bool) -> None:
+        gap = None if sequence.last_token_at is None else now - sequence.last_token_at
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+        sequence.last_token_at = now
+        self._timings.append(TokenTiming(sequence.request_id, now - sequence.arrival, gap, last))
 
     def _finish(self, sequence: Sequence, last: Delta) -> None:
         if sequence.phase is Phase.RUNNING:
