@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from rich.markup import escape
 
 from cluster.config import EngineConfig
 from deploy.errors import CommandError
@@ -21,23 +22,37 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _HELP = {
     "model": "smollm2 (embedded), a local directory, a .gguf file, or a hub id.",
-    "served_model_name": "Name that clients use. [default: the model's]",
+    "served_model_name": "Name that clients use.",
     "tp": "Tensor-parallel ranks of a worker group.",
     "groups": "Worker groups, each with the whole model.",
     "policy": "What an iteration takes of long prompts.",
     "chunk_size": "Prompt tokens an iteration takes (chunked, alternate).",
     "max_batched_tokens": "Most tokens of one iteration, whatever the policy.",
     "max_running": "Most sequences that run at once in a group.",
-    "max_model_len": "Most tokens of a sequence. [default: the model's]",
-    "block_size": "Tokens of a KV block. [default: 16 on CPU, 256 on CUDA]",
-    "kv_memory": "KV memory of a group, e.g. 2GiB. [default: from what is free]",
+    "max_model_len": "Most tokens of a sequence.",
+    "block_size": "Tokens of a KV block.",
+    "kv_memory": "KV memory of a group, e.g. 2GiB.",
     "num_blocks": "KV blocks of a group, instead of --kv-memory.",
     "gpu_memory_utilization": "Share of free GPU memory for KV.",
     "max_queued_requests": "Requests that may wait before new ones are refused.",
-    "threads": "CPU threads of a rank. [default: this machine's, divided]",
+    "device": "Where the model runs.",
+    "dtype": "Of weights and KV.",
+    "attention": "Attention backend.",
+    "threads": "CPU threads of a rank.",
     "overlap": "Iterations under way at once.",
     "transport": "How plans travel to the workers.",
 }
+
+_DEFAULT = {
+    "served_model_name": "the model's",
+    "max_model_len": "the model's",
+    "block_size": "16 on CPU, 256 on CUDA",
+    "kv_memory": "from what is free",
+    "dtype": "auto, float32 on CPU, else the checkpoint's",
+    "attention": "auto, by device",
+    "threads": "this machine's, divided",
+}
+"""Defaults that follow from the machine or the model, in words."""
 
 
 def with_engine_options(function: Callable[..., Any], leave_out: frozenset[str] = frozenset()) -> Callable[..., Any]:
@@ -80,17 +95,22 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    text = _HELP.get(name, "")
-    if "[default" not in text and field.default is not None:
-        text = f"{text} [default: {field.default}]".strip()
+    default = _DEFAULT.get(name, field.default)
+    text = _HELP.get(name, "") + ("" if default is None else f" {escape(f'[default: {default}]')}")
     option = typer.Option(
-        "--" + name.replace("_", "-"), metavar=_metavar(field), help=text, show_default=False, rich_help_panel="Engine"
+        "--" + name.replace("_", "-"),
+        metavar=_metavar(name, field),
+        help=text,
+        show_default=False,
+        rich_help_panel="Engine",
     )
     annotation = Annotated[str | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _metavar(field: FieldInfo) -> str:
+def _metavar(name: str, field: FieldInfo) -> str:
+    if name.endswith("_memory"):
+        return "SIZE"
     kinds = [field.annotation, *get_args(field.annotation)]
     for kind in kinds:
         if get_origin(kind) is Literal:

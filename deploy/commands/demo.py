@@ -1,0 +1,2 @@
+def demo(*, engine: dict[str, str]) -> None:
+    """x"""

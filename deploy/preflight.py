@@ -1,0 +1,70 @@
+"""What can be known to fail before anything is started: a minute of start-up should not end in a typing error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cluster.config import EngineConfig
+from deploy.errors import CommandError
+from workers.config import WorkerDescription
+
+
+def check(config: EngineConfig, model_dir: Path) -> None:
+    """Raises CommandError, in one line that says what to do, where this machine cannot serve that model so."""
+    import torch
+
+    from workers.model import read_config
+
+    try:
+        model = read_config(model_dir)
+    except (ValueError, OSError) as error:
+        raise CommandError(f"cannot serve {config.model}: {error}") from None
+    if config.tp > model.num_key_value_heads:
+        raise CommandError(
+            f"--tp {config.tp} is too large: {config.model} has {model.num_key_value_heads} KV heads to divide", 2
+        )
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise CommandError("--device cuda: this machine has no CUDA device that torch can use; leave it out for CPU", 2)
+    if config.device == "cpu" or not torch.cuda.is_available():
+        _check_host_memory(config, model_dir, _kv_bytes_per_token(config, model))
+
+
+def _kv_bytes_per_token(config: EngineConfig, model: Any) -> int:
+    layers, heads = model.num_hidden_layers, model.num_key_value_heads
+    head_dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    itemsize = 4 if config.dtype in ("auto", "float32") else 2
+    return int(2 * layers * heads * head_dim * itemsize)
+
+
+def _check_host_memory(config: EngineConfig, model_dir: Path, kv_bytes_per_token: int) -> None:
+    """By the rule that the cluster sizes its pool with, for a group that has this machine's memory."""
+    import psutil
+
+    from cluster.sizing import kv_blocks
+
+    weights = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
+    free = psutil.virtual_memory().available // config.groups - weights
+    block_size = config.block_size or 16
+    rank = WorkerDescription(
+        rank=0,
+        device="cpu",
+        dtype=config.dtype,
+        attention=config.attention,
+        collectives="",
+        block_size=block_size,
+        max_model_len=0,
+        vocab_size=0,
+        layers=0,
+        query_heads=0,
+        kv_heads=0,
+        weight_bytes=weights,
+        kv_bytes_per_block=kv_bytes_per_token * block_size,
+        free_bytes=max(0, free),
+        threads=0,
+        pid=0,
+    )
+    try:
+        kv_blocks(config, [rank])
+    except ValueError as error:
+        raise CommandError(str(error)) from None
