@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from cluster.engine import EngineUnavailable
 from cluster.executor import Executor
 from scheduler.plan import IterationPlan, IterationResult
+from scheduler.progress import TokenTiming
 from scheduler.request import Delta, Request
 from scheduler.roofline import Features
 from scheduler.sampling import SamplingParams
-from scheduler.scheduler import Scheduler, TokenTiming
+from scheduler.scheduler import Scheduler
 
 PROBE_PREFIX = "_probe-"
 """Requests of the health check have ids that begin so; nobody is subscribed to them and no figure counts them."""
@@ -90,7 +91,7 @@ class IterationLoop:
     async def heartbeat(self) -> None:
         """Return once an iteration was completed after this call: one under way, or a probe's if there is none.
 
-        Raises EngineUnavailable where the workers have failed. It takes as long as it takes: the caller has the deadline.
+        Raises EngineUnavailable where the workers have failed. It takes as long as it takes: deadlines are the caller's.
         """
         seen = self.iterations
         while self.iterations == seen and self.failure is None:

@@ -19,6 +19,7 @@ from scheduler.budget import Batch
 from scheduler.errors import RequestRefused
 from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
 from scheduler.policies import Draft, Forward, Policy
+from scheduler.progress import InFlight, TokenTiming, features_of
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
 from scheduler.roofline import Features
 from scheduler.slo import LONGEST_PROMISE_S, Promise
@@ -27,18 +28,6 @@ KV_CAPACITY = "kv_capacity"
 
 UNPROMISED = Promise(ttft_s=LONGEST_PROMISE_S, tpot_s=LONGEST_PROMISE_S)
 """Of a request that was promised nothing by a scheduler without a default: nothing it can do is late."""
-
-
-def features_of(forward: Forward) -> Features:
-    """The cost features of a forward that is about to run."""
-    features = Features()
-    for draft in forward:
-        sequence = draft.sequence
-        if sequence.prefilling:
-            features = features.with_chunk(sequence.computed, draft.count)
-        else:
-            features = features.with_decode(sequence.computed + 1)
-    return features
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +44,6 @@ class SchedulerConfig:
     @property
     def limits(self) -> Limits:
         return Limits(self.max_model_len, self.vocab_size, self.num_blocks, self.block_size)
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A plan under way: who is sampled from, in the order of the plan, and what each of its forwards costs by."""
-
-    sampling: list[Sequence]
-    features: tuple[Features, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenTiming:
-    """When a token came, in seconds: since its request's arrival, and since the token before it (None for the first)."""
-
-    request_id: str
-    since_arrival_s: float
-    gap_s: float | None
-    last: bool
 
 
 class Scheduler:
@@ -140,6 +111,9 @@ class Scheduler:
         for sequence in list(self._running):
             self._preempt(sequence)
         self._forget_workers()
+        for sequence in list(self._waiting):
+            if self.pool.blocks_for(sequence.length) > self.pool.total:  # its next token would have been one too many
+                self._finish(sequence, Delta(sequence.request_id, finish=Finish.LENGTH, reason=KV_CAPACITY))
 
     def _forget_workers(self) -> None:
         for sequence in self._waiting:

@@ -26,10 +26,9 @@ class KvCache:
                 for _ in range(layers)
             ]
         except (RuntimeError, MemoryError) as error:
-            need = layers * 2 * blocks * bytes_per_block(1, block_size, kv_heads, head_dim, dtype) // 2
-            raise ValueError(
-                f"{need / 2**30:.2f} GiB of memory for KV cannot be had ({str(error).splitlines()[0]}); lower --kv-memory"
-            ) from None
+            need = blocks * bytes_per_block(layers, block_size, kv_heads, head_dim, dtype)
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"{need / 2**30:.2f} GiB for KV cannot be had ({reason}); lower --kv-memory") from None
 
 
 def bytes_per_block(layers: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

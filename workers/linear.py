@@ -1,8 +1,8 @@
 """x W^T, with the weight kept in the order that the processor's kernel reads it.
 
 On CPU in float32 the weight is reordered once for oneDNN, as torch's own inductor does when it freezes a model: plain
-`F.linear` reorders on every call, and is several times slower at the few rows of a decode. The reordered weight replaces
-the plain one, so that no second copy stays in memory.
+`F.linear` reorders on every call, and is several times slower at the few rows of a decode. The reordered weight
+replaces the plain one, so that no second copy stays in memory.
 """
 
 from __future__ import annotations
@@ -34,9 +34,5 @@ class Linear:
 
 def can_pack(weight: Tensor) -> bool:
     """Whether the weight can be reordered: dense float32 on a CPU whose torch has oneDNN."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-    )
+    dense = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return dense and bool(torch._C._has_mkldnn and torch.backends.mkldnn.enabled)

@@ -28,7 +28,7 @@ SUPPORTED = {"LlamaForCausalLM", "MistralForCausalLM"}
 
 def read_config(folder: Path) -> PretrainedConfig:
     """Raises ValueError, in one line, for an architecture that this model file does not compute."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     names = set(config.architectures or [])
     if not names & SUPPORTED:
         found = ", ".join(sorted(names)) or config.model_type

@@ -1,7 +1,7 @@
 """One rank of a worker group: loads its shard, keeps its pages and slots, and executes plans. Knows no Ray.
 
-Every rank of a group gets the same plans in the same order and samples the same tokens from the same gathered logits, so
-that each of them knows the next input without being told.
+Every rank of a group gets the same plans in the same order and samples the same tokens from the same gathered logits,
+so that each of them knows the next input without being told.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from scheduler.plan import IterationPlan, IterationResult, Sample, Segment
 from workers.attention import PAGE_SIZE, make_attention, make_layout, token_positions
@@ -35,8 +37,10 @@ class Worker:
     # Coming up.
 
     def load(self, progress: Callable[[int], None] | None = None) -> WorkerDescription:
-        """Join the group and load this rank's shard; `progress` gets the bytes read. Raises ValueError, in one line, for
-        a model or a combination of options that cannot be served."""
+        """Join the group and load this rank's shard; `progress` gets the bytes read.
+
+        Raises ValueError, in one line, for a model or a combination of options that cannot be served.
+        """
         config = self.config
         folder = Path(config.model_dir)
         self._device = _device(config)
@@ -138,9 +142,7 @@ class Worker:
         )
         return self._sample(logits, batch.slots[batch.sampling], slots)
 
-    def _sample(
-        self, logits: torch.Tensor, sampled_slots: np.ndarray[tuple[int], np.dtype[np.int64]], slots: Slots
-    ) -> list[Sample]:
+    def _sample(self, logits: Tensor, sampled_slots: NDArray[np.int64], slots: Slots) -> list[Sample]:
         rows = []
         for slot in sampled_slots.tolist():
             params = slots.sampling[slot]

@@ -15,9 +15,10 @@ from torch import Tensor
 class Layout:
     """Where each of a forward's segments is, in the flat tokens and in the pages. All int32 but `write_to` (int64).
 
-    cu_seqlens_q [n + 1]: segment i's queries are rows cu_seqlens_q[i] : cu_seqlens_q[i + 1]. block_table [n, most blocks]:
-    its pages. seqused_k [n]: KV positions it attends to, its own queries' included: causality is aligned to their end.
-    cu_seqlens_k [n + 1]: the running sum of seqused_k. write_to [tokens]: each token's place, block * block_size + offset.
+    cu_seqlens_q [n + 1]: segment i's queries are rows cu_seqlens_q[i] : cu_seqlens_q[i + 1]. block_table [n, most
+    blocks]: its pages. seqused_k [n]: KV positions it attends to, its own queries' included: causality is aligned to
+    their end. cu_seqlens_k [n + 1]: the running sum of seqused_k. write_to [tokens]: each token's place,
+    block * block_size + offset.
     """
 
     cu_seqlens_q: Tensor
@@ -67,7 +68,8 @@ def make_layout(
 def token_positions(starts: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int64]:
     """Position of every flat token: starts[i] .. starts[i] + counts[i] - 1 of each segment in turn."""
     first_row = np.cumsum(counts) - counts
-    return (np.arange(int(counts.sum())) + np.repeat(starts - first_row, counts)).astype(np.int64)
+    positions: NDArray[np.int64] = np.arange(int(counts.sum())) + np.repeat(starts - first_row, counts)
+    return positions
 
 
 class Attention(Protocol):

@@ -21,7 +21,6 @@ class CpuAttention:
     def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, layout: Layout) -> Tensor:
         out = torch.empty_like(q)
         row = 0
-        singles_until = 0
         single = layout.counts == 1
         if single.any():
             rows = torch.from_numpy((layout.counts.cumsum() - layout.counts)[single].astype("int64"))
@@ -39,7 +38,6 @@ class CpuAttention:
                 k, v = _gather(k_pages, layout.block_table[i], used_k), _gather(v_pages, layout.block_table[i], used_k)
                 out[row : row + count] = _chunk(q[row : row + count], k, v)
             row += count
-        del singles_until
         return out
 
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 # OpenMP is the layer that several threads of one process may call at once.
-numba.config.THREADING_LAYER = "omp"
+numba.config.THREADING_LAYER = "omp"  # type: ignore[attr-defined]
 
 
 def paged_decode(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, used: Tensor) -> Tensor:
-    """q [n, heads, d]; pages [blocks, block_size, kv heads, d]; block_table [n, most]; used [n]. Returns [n, heads, d]."""
+    """q [n, heads, d]; pages [blocks, block_size, kv heads, d]; block_table [n, most]; used [n] -> [n, heads, d]."""
     if q.dtype != torch.float32:
         return paged_decode_torch(q, k_pages, v_pages, block_table, used)
     out = torch.empty_like(q)
     scale = np.float32(1.0 / math.sqrt(q.shape[2]))
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     arrays = (x.numpy() for x in (q.contiguous(), k_pages, v_pages, block_table, used, out))
     _kernel(*arrays, scale)
     return out
@@ -76,4 +76,4 @@ def _paged_decode(q: Any, k_pages: Any, v_pages: Any, block_table: Any, used: An
                 acc[j] /= total
 
 
-_kernel = numba.njit(parallel=True, fastmath=True, cache=True)(_paged_decode)
+_kernel: Any = numba.njit(parallel=True, fastmath=True, cache=True)(_paged_decode)

@@ -1,4 +1,4 @@
-"""torch's own varlen attention over pages. CUDA; one split of the keys, so that a result does not depend on its batch."""
+"""torch's own varlen attention over pages. CUDA; the keys are not split, so that no result depends on its batch."""
 
 from __future__ import annotations
 
