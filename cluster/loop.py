@@ -91,7 +91,7 @@ class IterationLoop:
     async def heartbeat(self) -> None:
         """Return once an iteration was completed after this call: one under way, or a probe's if there is none.
 
-        Raises EngineUnavailable where the workers have failed. It takes as long as it takes: deadlines are the caller's.
+        Raises EngineUnavailable where the workers have failed. It takes what it takes: deadlines are the caller's.
         """
         seen = self.iterations
         while self.iterations == seen and self.failure is None:

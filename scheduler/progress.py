@@ -19,7 +19,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class TokenTiming:
-    """When a token came, in seconds since its request's arrival and since the token before it (None: it is the first)."""
+    """When a token came, in seconds since its request's arrival and since the token before it (None: the first)."""
 
     request_id: str
     since_arrival_s: float

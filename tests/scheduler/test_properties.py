@@ -187,6 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def workers_are_replaced(self) -> None:
         self.run.scheduler.requeue_all()
+        self.run.take(self.run.scheduler.take_deltas())
         self.run.worker.slots.clear()
 
     def alive(self) -> list[str]:

@@ -1,0 +1,145 @@
+"""The micro-profile: a few seconds of iterations on the real workers, from which the cost model is fitted.
+
+Runs before anything is served, with slots and blocks that nobody has yet. What KV holds does not matter to its cost, so
+that a decode at any context can be measured without computing it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cluster.engine import EngineInfo
+from cluster.executor import Executor
+from scheduler.costmodel import Coefficients, Sample, fit
+from scheduler.plan import Admission, IterationPlan, Segment
+from scheduler.roofline import Features
+from scheduler.sampling import SamplingParams
+from workers.checkpoint import cache_dir
+
+BUDGET_S = 15.0
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An iteration to measure: decodes of one context, and a chunk from an offset (0 tokens: none)."""
+
+    decodes: int
+    context: int
+    chunk: int = 0
+    offset: int = 0
+
+    @property
+    def features(self) -> Features:
+        f = Features(decodes=self.decodes, decode_context=self.decodes * self.context)
+        return f.with_chunk(self.offset, self.chunk) if self.chunk else f
+
+
+CASES = (
+    *(Case(b, s) for b, s in ((1, 64), (8, 64), (8, 512), (32, 128), (4, 2048), (16, 1024))),
+    *(Case(0, 0, c, o) for c, o in ((16, 0), (64, 0), (128, 512), (256, 0), (512, 1024))),
+    *(Case(8, 128, c, o) for c, o in ((16, 0), (64, 512), (128, 0), (256, 1024))),
+)
+
+
+async def profile(
+    executor: Executor, info: EngineInfo, max_running: int, clock: Callable[[], float], progress: Progress | None = None
+) -> list[Sample]:
+    """Each case that fits the pool, after a round to warm up, for as many rounds as the budget allows (two at least)."""
+    cases = [case for case in CASES if _fits(case, info, max_running)]
+    plans = _Plans(info)
+    samples: list[Sample] = []
+    started, rounds = clock(), 0
+    while rounds < 2 or (rounds < 6 and (clock() - started) * (rounds + 1) / rounds < BUDGET_S):
+        for done, case in enumerate(cases):
+            for plan in plans.run(case):
+                before = clock()
+                await executor.execute(plan)
+                if rounds > 0 and plan.forwards:
+                    samples.append(Sample(case.features, clock() - before))
+            if progress is not None:
+                progress(done + rounds * len(cases), 6 * len(cases))
+        rounds += 1
+    return samples
+
+
+def _fits(case: Case, info: EngineInfo, max_running: int) -> bool:
+    sequences = case.decodes + (case.chunk > 0)
+    longest = max(case.context, case.offset + case.chunk)
+    blocks = case.decodes * -(-case.context // info.block_size) + -(-(case.offset + case.chunk) // info.block_size)
+    return sequences <= max_running and blocks <= info.num_blocks and longest < info.max_model_len
+
+
+class _Plans:
+    """Plans in a row of their own numbering; each case's sequences enter, run once and leave with the next plan."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        self._info = info
+        self._iteration = 0
+
+    def run(self, case: Case) -> Iterator[IterationPlan]:
+        block, segments, admissions = 0, [], []
+        shapes = [(case.context - 1, 1)] * case.decodes + ([(case.offset, case.chunk)] if case.chunk else [])
+        for slot, (start, count) in enumerate(shapes):
+            needed = -(-(start + count) // self._info.block_size)
+            tokens = tuple(position % self._info.vocab_size for position in range(start + count))
+            admissions.append(Admission(slot, tokens, len(tokens), SamplingParams(temperature=0.0)))
+            segments.append(Segment(slot, start, count, tuple(range(block, block + needed)), sample=True))
+            block += needed
+        yield self._plan(admissions=tuple(admissions))
+        yield self._plan(forwards=(tuple(segments),))
+        yield self._plan(releases=tuple(range(len(shapes))))
+
+    def _plan(
+        self,
+        forwards: tuple[tuple[Segment, ...], ...] = (),
+        admissions: tuple[Admission, ...] = (),
+        releases: tuple[int, ...] = (),
+    ) -> IterationPlan:
+        self._iteration += 1
+        return IterationPlan(self._iteration, forwards, admissions, releases)
+
+
+async def fitted(
+    executor: Executor, info: EngineInfo, max_running: int, clock: Callable[[], float], progress: Progress | None = None
+) -> Coefficients:
+    """The coefficients of these workers: from the cache where host, model, TP and dtype are known, or measured."""
+    path = _cache_path(info)
+    try:
+        return Coefficients(**json.loads(path.read_text())["coefficients"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not there, or not whole: measure
+    coefficients = fit(await profile(executor, info, max_running, clock, progress))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"engine": asdict(info), "coefficients": coefficients.as_dict()}, indent=2))
+    partial.replace(path)
+    return coefficients
+
+
+def _cache_path(info: EngineInfo) -> Path:
+    what = (
+        platform.node(),
+        _processor(),
+        info.model_dir,
+        info.tp,
+        info.device,
+        info.dtype,
+        info.attention,
+        info.transport,
+    )
+    return cache_dir() / "profiles" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{len(models)} x {models[0]}" if models else platform.processor()
