@@ -50,7 +50,7 @@ CASES = (
 async def profile(
     executor: Executor, info: EngineInfo, max_running: int, clock: Callable[[], float], progress: Progress | None = None
 ) -> list[Sample]:
-    """Each case that fits the pool, after a round to warm up, for as many rounds as the budget allows (two at least)."""
+    """Each case that fits the pool, after a round to warm up, for as many rounds as time allows (at least two)."""
     cases = [case for case in CASES if _fits(case, info, max_running)]
     plans = _Plans(info)
     samples: list[Sample] = []

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Dimensions that decide the cost. `parameters` counts what a forward multiplies by: every weight but an embedding
-    table that is only looked up."""
+    table that is only looked up (of `vocab` rows, which is the output head itself where they are `tied`)."""
 
     name: str
     parameters: int
@@ -25,6 +25,8 @@ class ModelShape:
     head_dim: int
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0
+    vocab: int = 0
+    tied: bool = True
 
     @property
     def kv_bytes_per_token(self) -> float:

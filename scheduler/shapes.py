@@ -27,11 +27,14 @@ def shape_from_config(
     norms = 2 * hidden * layers + hidden
     # The output head multiplies; the embedding table is only looked up, and is the head itself where they are tied.
     parameters = layers * (attention + mlp) + norms + vocab * hidden
-    return ModelShape(name, parameters, layers, hidden, query_heads, kv_heads, head_dim, weight_bytes, kv_bytes)
+    tied = bool(config.get("tie_word_embeddings", False))
+    return ModelShape(
+        name, parameters, layers, hidden, query_heads, kv_heads, head_dim, weight_bytes, kv_bytes, vocab, tied
+    )
 
 
 def _config(
-    hidden: int, layers: int, heads: int, kv_heads: int, inner: int, vocab: int, head_dim: int = 0
+    hidden: int, layers: int, heads: int, kv_heads: int, inner: int, vocab: int, head_dim: int = 0, tied: bool = False
 ) -> dict[str, int]:
     return {
         "hidden_size": hidden,
@@ -41,18 +44,19 @@ def _config(
         "intermediate_size": inner,
         "vocab_size": vocab,
         "head_dim": head_dim or hidden // heads,
+        "tie_word_embeddings": tied,
     }
 
 
 CONFIGS: dict[str, dict[str, int]] = {
-    "SmolLM2-135M": _config(576, 30, 9, 3, 1536, 49152),
-    "Qwen3-0.6B": _config(1024, 28, 16, 8, 3072, 151936, head_dim=128),
-    "Qwen3-4B": _config(2560, 36, 32, 8, 9728, 151936, head_dim=128),
+    "SmolLM2-135M": _config(576, 30, 9, 3, 1536, 49152, tied=True),
+    "Qwen3-0.6B": _config(1024, 28, 16, 8, 3072, 151936, head_dim=128, tied=True),
+    "Qwen3-4B": _config(2560, 36, 32, 8, 9728, 151936, head_dim=128, tied=True),
     "Qwen3-8B": _config(4096, 36, 32, 8, 12288, 151936, head_dim=128),
     "Qwen3-14B": _config(5120, 40, 40, 8, 17408, 151936, head_dim=128),
     "Qwen3-32B": _config(5120, 64, 64, 8, 25600, 151936, head_dim=128),
-    "Llama-3.2-1B": _config(2048, 16, 32, 8, 8192, 128256),
-    "Llama-3.2-3B": _config(3072, 28, 24, 8, 8192, 128256),
+    "Llama-3.2-1B": _config(2048, 16, 32, 8, 8192, 128256, tied=True),
+    "Llama-3.2-3B": _config(3072, 28, 24, 8, 8192, 128256, tied=True),
     "Llama-3.1-8B": _config(4096, 32, 32, 8, 14336, 128256),
     "Llama-3.1-70B": _config(8192, 80, 64, 8, 28672, 128256),
     "Llama-3.1-405B": _config(16384, 126, 128, 8, 53248, 128256),

@@ -8,7 +8,7 @@ arrival. Everything is asked of one cost model, so that the answer is what stepp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scheduler.costmodel import CostModel
@@ -83,6 +83,10 @@ class Solver:
         with the prompt. It grows with the chunk."""
         count = min(chunk, load.prompt)
         return self.cost.predict(self._decodes(load).with_chunk(load.prompt - count, count))
+
+    def step(self, load: Load) -> float:
+        """Seconds of an iteration of the decodes alone."""
+        return self.cost.predict(self._decodes(load))
 
     def prefill(self, load: Load, chunk: int) -> float:
         """Seconds from a prompt's first iteration to its first token."""
@@ -168,8 +172,3 @@ class Solver:
 
     def _decodes(self, load: Load) -> Features:
         return Features(decodes=load.decodes, decode_context=load.decodes * load.context)
-
-
-def smallest_degree(degrees: list[int], holds: Callable[[int], bool]) -> int | None:
-    """The first of the (ascending) tensor-parallel degrees that holds."""
-    return next((degree for degree in degrees if holds(degree)), None)
