@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
-from scheduler.policies import make_policy
+from cluster.tuning import Tuning, policy_for
 from scheduler.scheduler import Scheduler, SchedulerConfig
 from workers.config import WorkerConfig, WorkerDescription
 
@@ -47,8 +47,8 @@ def engine_info(
     )
 
 
-def make_scheduler(config: EngineConfig, info: EngineInfo) -> Scheduler:
-    """A group's scheduler, sized by the engine's facts."""
+def make_scheduler(config: EngineConfig, info: EngineInfo, tuning: Tuning | None = None) -> Scheduler:
+    """A group's scheduler, sized by the engine's facts, with the promises that its measured workers allow."""
     sizes = SchedulerConfig(
         num_blocks=info.num_blocks,
         block_size=info.block_size,
@@ -57,5 +57,7 @@ def make_scheduler(config: EngineConfig, info: EngineInfo) -> Scheduler:
         max_running=config.max_running,
         max_queued_requests=config.max_queued_requests,
     )
-    policy = make_policy(config.policy, chunk_size=config.chunk_size, max_batched_tokens=config.max_batched_tokens)
-    return Scheduler(sizes, policy)
+    scheduler = Scheduler(sizes, policy_for(config, config.policy, config.chunk_size, info, tuning))
+    if tuning is not None:
+        scheduler.promises = tuning.promises
+    return scheduler

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from scheduler.slo import LONGEST_PROMISE_S, Promise
+
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -20,8 +22,43 @@ def parse_bytes(value: object) -> object:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def parse_classes(value: object) -> object:
+    """From a command line: `name=factor` or `name=ttft:tpot[:tbt]` in milliseconds, several with commas between them."""
+    if not isinstance(value, str):
+        return value
+    classes: dict[str, object] = {}
+    for part in filter(None, value.split(",")):
+        name, equals, numbers = part.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(f"{part!r} is no class; write name=factor or name=ttft_ms:tpot_ms[:tbt_ms]")
+        fields = numbers.split(":")
+        keys = ("ttft_ms", "tpot_ms", "tbt_ms")
+        classes[name.strip()] = fields[0] if len(fields) == 1 else dict(zip(keys, fields, strict=False))
+    return classes
+
+
+Milliseconds = Annotated[float, Field(gt=0, le=LONGEST_PROMISE_S * 1e3, allow_inf_nan=False)]
+
+
+class SloPromise(BaseModel):
+    """A promise as people write it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ttft_ms: Milliseconds
+    tpot_ms: Milliseconds
+    tbt_ms: Milliseconds | None = None
+
+    def promise(self) -> Promise:
+        return Promise(self.ttft_ms / 1e3, self.tpot_ms / 1e3, None if self.tbt_ms is None else self.tbt_ms / 1e3)
+
+
+Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+SloClasses = Annotated[dict[str, Factor | SloPromise], BeforeValidator(parse_classes)]
+"""Classes of service by name: a factor on the default promise, or a promise of its own."""
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
-PolicyName = Literal["whole", "alternate", "chunked"]
+PolicyName = Literal["whole", "alternate", "chunked", "slo"]
 
 
 class EngineConfig(BaseModel):
@@ -49,3 +86,7 @@ class EngineConfig(BaseModel):
     transport: Literal["auto", "compiled", "actor"] = "auto"
     threads: int | None = Field(None, ge=1)
     overlap: int = Field(1, ge=1, le=2)
+    ttft_ms: Milliseconds | None = None
+    tpot_ms: Milliseconds | None = None
+    tbt_ms: Milliseconds | None = None
+    slo_classes: SloClasses = Field(default_factory=lambda: {"interactive": 1.0, "batch": 10.0})

@@ -11,13 +11,13 @@ from typing import Any
 
 from cluster.assembly import engine_info, make_scheduler, worker_config
 from cluster.config import EngineConfig
-from cluster.engine import EngineUnavailable
+from cluster.engine import EngineInfo, EngineUnavailable
 from cluster.executor import LocalExecutor
-from cluster.loop import IterationLoop
+from cluster.loop import IterationLoop, IterationRecord
 from cluster.mailbox import Mailboxes
 from cluster.metrics import EngineMetrics
 from cluster.sizing import kv_blocks
-from scheduler.policies import make_policy
+from cluster.tuning import Tuning, policy_for, tune
 from scheduler.request import Delta, Request
 from scheduler.scheduler import Scheduler
 from workers.checkpoint import resolve
@@ -28,19 +28,21 @@ from workers.worker import Worker
 class LocalEngine:
     """An Engine on one worker in this process (so `tp` and `groups` must be 1). Start it inside an event loop."""
 
-    def __init__(self, config: EngineConfig, worker: Worker, description: WorkerDescription, num_blocks: int) -> None:
-        self.info = engine_info(config, worker.config.model_dir, [description], num_blocks, transport="in-process")
+    def __init__(
+        self, config: EngineConfig, info: EngineInfo, executor: LocalExecutor, tuning: Tuning | None = None
+    ) -> None:
+        self.info = info
         self._config = config
+        self._executor = executor
+        self._tuning = tuning
         self._mailboxes = Mailboxes()
-        self._metrics = EngineMetrics(self.info.served_model_name)
-        scheduler = make_scheduler(config, self.info)
-        self._executor = LocalExecutor(worker)
+        self._metrics = EngineMetrics(info.served_model_name)
         self._loop = IterationLoop(
-            scheduler,
-            self._executor,
+            make_scheduler(config, info, tuning),
+            executor,
             clock=time.monotonic,
             publish=self._mailboxes.deliver,
-            observe=self._metrics.observe,
+            observe=self._observe,
             overlap=config.overlap,
         )
         self._task = asyncio.create_task(self._loop.run())
@@ -51,7 +53,15 @@ class LocalEngine:
         if config.tp != 1 or config.groups != 1:
             raise ValueError("the in-process engine has one worker; use a cluster for tp or groups above 1")
         worker, description, num_blocks = await asyncio.to_thread(_load, config)
-        return cls(config, worker, description, num_blocks)
+        info = engine_info(config, worker.config.model_dir, [description], num_blocks, transport="in-process")
+        executor = LocalExecutor(worker)
+        tuning = await tune(config, info, executor, time.monotonic) if config.policy == "slo" else None
+        return cls(config, info, executor, tuning)
+
+    def _observe(self, record: IterationRecord) -> None:
+        self._metrics.observe(record)
+        if self._tuning is not None:
+            self._tuning.observe(record)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -84,9 +94,7 @@ class LocalEngine:
             raise EngineUnavailable(f"no iteration was completed within {timeout_s:g} s") from None
 
     async def configure(self, policy: str, chunk_size: int) -> None:
-        self._loop.scheduler.policy = make_policy(
-            policy, chunk_size=chunk_size, max_batched_tokens=self._config.max_batched_tokens
-        )
+        self._loop.scheduler.policy = policy_for(self._config, policy, chunk_size, self.info, self._tuning)
         self.info = replace(self.info, policy=policy, chunk_size=chunk_size)
 
     async def close(self) -> None:

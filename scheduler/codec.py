@@ -173,11 +173,12 @@ def _request_fields(r: Request) -> list[Any]:
         *(r.request_id, list(r.prompt), r.max_tokens, _sampling_fields(r.sampling)),
         *(list(r.stop_token_ids), list(r.produced), r.age_s),
         None if r.promise is None else [r.promise.ttft_s, r.promise.tpot_s, r.promise.tbt_s],
+        r.slo_class,
     ]
 
 
 def _request(body: Any) -> Request:
-    f = _fields(body, 8, "request")
+    f = _fields(body, 9, "request")
     return Request(
         request_id=_str(f[0]),
         prompt=_counts(f[1]),
@@ -187,6 +188,7 @@ def _request(body: Any) -> Request:
         produced=_counts(f[5]),
         age_s=_float(f[6]),
         promise=None if f[7] is None else _promise(f[7]),
+        slo_class=_str(f[8]),
     )
 
 

@@ -17,7 +17,8 @@ class Request:
     `prompt` are token ids; `produced` the tokens that were already generated and published before (empty for a new
     request). `max_tokens` bounds all generated tokens, `produced` included. Generation ends at a token of
     `stop_token_ids` (the stop token itself is not published). `age_s` is how long ago the client's request arrived when
-    this was sent, so that clocks of different machines never meet. `promise` None: the server's default applies.
+    this was sent, so that clocks of different machines never meet. `promise` None: that of the server's class
+    `slo_class` applies, or its default.
     """
 
     request_id: str
@@ -28,6 +29,7 @@ class Request:
     produced: tuple[int, ...] = ()
     age_s: float = 0.0
     promise: Promise | None = None
+    slo_class: str = ""
 
 
 class Finish(Enum):

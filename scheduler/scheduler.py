@@ -9,7 +9,6 @@ given away in the same or the next plan. Several plans may be under way at once:
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +21,9 @@ from scheduler.policies import Draft, Forward, Policy
 from scheduler.progress import InFlight, TokenTiming, features_of
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
 from scheduler.roofline import Features
-from scheduler.slo import LONGEST_PROMISE_S, Promise
+from scheduler.slo import Promise, PromiseBook, UnknownClass
 
 KV_CAPACITY = "kv_capacity"
-
-UNPROMISED = Promise(ttft_s=LONGEST_PROMISE_S, tpot_s=LONGEST_PROMISE_S)
-"""Of a request that was promised nothing by a scheduler without a default: nothing it can do is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ class Scheduler:
         self._iteration = 0
         self._next_order = 0
         self._preemptions = 0
-        self.default_promise: Callable[[int], Promise] = lambda prompt_tokens: UNPROMISED
+        self.promises = PromiseBook()
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -86,11 +82,17 @@ class Scheduler:
             arrival=now - request.age_s,
             order=self._next_order,
             tokens=[*request.prompt, *request.produced],
-            promise=request.promise or self.default_promise(len(request.prompt)),
+            promise=self._promise(request),
         )
         self._next_order += 1
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
+
+    def _promise(self, request: Request) -> Promise:
+        try:
+            return request.promise or self.promises.promise(len(request.prompt), request.slo_class)
+        except UnknownClass as error:
+            raise RequestRefused("invalid_request", str(error), "slo") from None
 
     def abort(self, request_id: str) -> bool:
         """End a request now; its blocks are free at once. False where no such request is known."""

@@ -7,7 +7,8 @@ stream that is ahead lends its slack to others. An optional `tbt` bounds each si
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 LONGEST_PROMISE_S = 24 * 3600.0
 
@@ -32,6 +33,43 @@ class Promise:
         """When token `index` (the first is 0) is due, given when the first and the latest token came."""
         due = first_token_at + index * self.tpot_s
         return due if self.tbt_s is None else min(due, last_token_at + self.tbt_s)
+
+    def stretched(self, factor: float) -> Promise:
+        """The same promise with every time `factor` as long, up to the longest there is."""
+
+        def stretch(value: float) -> float:
+            return min(value * factor, LONGEST_PROMISE_S)
+
+        return Promise(stretch(self.ttft_s), stretch(self.tpot_s), None if self.tbt_s is None else stretch(self.tbt_s))
+
+
+UNPROMISED = Promise(ttft_s=LONGEST_PROMISE_S, tpot_s=LONGEST_PROMISE_S)
+"""What a server without a default promises: nothing it can do is late."""
+
+
+class UnknownClass(ValueError):
+    """A class of service that is not defined; the message names those that are."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseBook:
+    """What a server promises: a default by the prompt's length in tokens, and classes by name.
+
+    A class is a promise of its own, or a factor on the default's times.
+    """
+
+    default: Callable[[int], Promise] = lambda prompt_tokens: UNPROMISED
+    classes: Mapping[str, Promise | float] = field(default_factory=dict)
+
+    def promise(self, prompt_tokens: int, slo_class: str = "") -> Promise:
+        """Raises UnknownClass."""
+        if not slo_class:
+            return self.default(prompt_tokens)
+        if slo_class not in self.classes:
+            known = ", ".join(self.classes) or "none is defined"
+            raise UnknownClass(f"unknown service class {slo_class!r}; known: {known}")
+        meant = self.classes[slo_class]
+        return meant if isinstance(meant, Promise) else self.default(prompt_tokens).stretched(meant)
 
 
 @dataclass(frozen=True, slots=True)

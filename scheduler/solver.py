@@ -103,7 +103,7 @@ class Solver:
 
     def solve(self, load: Load, targets: Targets) -> Verdict:
         """Which chunk sizes keep both promises; where none does, which promise stands in the way."""
-        c_max = self._c_max(load, targets)
+        c_max = self.largest_chunk(load, targets.tpot_s)
         if c_max == 0:
             return self._verdict(load, 1, None, "tpot")
         sizes = self._candidates(load, c_max, targets.ttft_s)
@@ -113,9 +113,9 @@ class Solver:
             return self._verdict(load, chunk, (self._c_min(load, targets, sizes, min(kept)), chunk), "")
         return self._verdict(load, min(sizes, key=lambda c: self.ttft(load, c), default=c_max), None, "ttft")
 
-    def _c_max(self, load: Load, targets: Targets) -> int:
+    def largest_chunk(self, load: Load, tpot_s: float) -> int:
         """The largest chunk that keeps TPOT; 0 where not even one token does."""
-        return largest(lambda c: c == 0 or self.tpot(load, c) <= targets.tpot_s, min(load.prompt, self.cap))
+        return largest(lambda c: c == 0 or self.tpot(load, c) <= tpot_s, min(load.prompt, self.cap))
 
     def _c_min(self, load: Load, targets: Targets, sizes: list[int], kept: int) -> int:
         """The smallest chunk that keeps TTFT, between the smallest candidate that does and the one below it."""
@@ -156,7 +156,7 @@ class Solver:
 
     def relaxed_ttft(self, load: Load, targets: Targets) -> float | None:
         """The smallest TTFT at which TPOT can be kept as it is; None where no chunk does or the queue has no end."""
-        c_max = self._c_max(load, targets)
+        c_max = self.largest_chunk(load, targets.tpot_s)
         if c_max == 0:
             return None
         best = min(self.ttft(load, chunk) for chunk in self._candidates(load, c_max))

@@ -3,26 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from scheduler.budget import StaticBudget
+from scheduler.costmodel import OnlineCostModel
 from scheduler.policies.alternate import AlternatePolicy
 from scheduler.policies.base import Draft, Forward, Policy
 from scheduler.policies.chunked import ChunkedPolicy
+from scheduler.policies.slo import SloBudget, SloPolicy, SloSettings
 from scheduler.policies.whole import WholePolicy
 
-__all__ = ["POLICIES", "Draft", "Forward", "Policy", "make_policy"]
+__all__ = ["POLICIES", "Draft", "Forward", "Policy", "PolicyOptions", "make_policy"]
 
-POLICIES: dict[str, Callable[[int, int], Policy]] = {
-    "whole": lambda chunk_size, max_batched_tokens: WholePolicy(max_batched_tokens),
-    "alternate": lambda chunk_size, max_batched_tokens: AlternatePolicy(
-        StaticBudget(min(chunk_size, max_batched_tokens))
-    ),
-    "chunked": lambda chunk_size, max_batched_tokens: ChunkedPolicy(StaticBudget(min(chunk_size, max_batched_tokens))),
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """What policies are made from. `cost` is needed by `slo` alone; `tile` is the granularity of the matrix kernels."""
+
+    chunk_size: int = 512
+    max_batched_tokens: int = 8192
+    cost: OnlineCostModel | None = None
+    tile: int = 1
+
+    @property
+    def static_budget(self) -> StaticBudget:
+        return StaticBudget(min(self.chunk_size, self.max_batched_tokens))
+
+
+def _slo(options: PolicyOptions) -> Policy:
+    if options.cost is None:
+        raise ValueError("the slo policy needs a cost model")
+    settings = SloSettings(max_batched_tokens=options.max_batched_tokens, tile=options.tile)
+    return SloPolicy(SloBudget(options.cost, settings))
+
+
+POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
+    "whole": lambda options: WholePolicy(options.max_batched_tokens),
+    "alternate": lambda options: AlternatePolicy(options.static_budget),
+    "chunked": lambda options: ChunkedPolicy(options.static_budget),
+    "slo": _slo,
 }
 
 
-def make_policy(name: str, *, chunk_size: int = 512, max_batched_tokens: int = 8192) -> Policy:
+def make_policy(
+    name: str,
+    *,
+    chunk_size: int = 512,
+    max_batched_tokens: int = 8192,
+    cost: OnlineCostModel | None = None,
+    tile: int = 1,
+) -> Policy:
     """Raises ValueError for an unknown name or an impossible size, in one line that names the choices."""
     if name not in POLICIES:
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(POLICIES)}")
-    return POLICIES[name](chunk_size, max_batched_tokens)
+    return POLICIES[name](PolicyOptions(chunk_size, max_batched_tokens, cost, tile))

@@ -50,7 +50,9 @@ results = st.builds(
 )
 times = st.floats(1e-3, 3600)
 promises = st.none() | st.builds(Promise, times, times, st.none() | times)
-requests = st.builds(Request, st.text(), token_lists, counts, samplings, token_lists, token_lists, floats, promises)
+requests = st.builds(
+    Request, st.text(), token_lists, counts, samplings, token_lists, token_lists, floats, promises, st.text()
+)
 deltas = st.builds(
     Delta,
     st.text(),

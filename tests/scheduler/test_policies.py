@@ -126,7 +126,7 @@ def test_chunked_shares_a_budget_among_several_prompts_in_order_of_arrival() -> 
 
 
 def test_unknown_policies_and_impossible_sizes_are_named() -> None:
-    with pytest.raises(ValueError, match="choose one of whole, alternate, chunked"):
+    with pytest.raises(ValueError, match="choose one of whole, alternate, chunked, slo"):
         make_policy("magic")
     with pytest.raises(ValueError, match="at least 1"):
         StaticBudget(0)

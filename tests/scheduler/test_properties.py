@@ -10,15 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from scheduler.costmodel import Coefficients, OnlineCostModel
 from scheduler.errors import RequestRefused
 from scheduler.plan import IterationPlan, IterationResult
-from scheduler.policies import POLICIES, make_policy
+from scheduler.policies import POLICIES, Policy, make_policy
 from scheduler.request import Finish, Request
 from scheduler.sampling import SamplingParams
 from scheduler.scheduler import KV_CAPACITY, Scheduler, SchedulerConfig
 from tests.scheduler.world import VOCAB, Run, expected_tokens
 
 policies = st.sampled_from(sorted(POLICIES))
+COST = Coefficients(0.002, 0.04, 0.0025, 1e-6, 1e-7, 1e-4, 2.0)
 
 
 @st.composite
@@ -41,9 +43,14 @@ def requests(draw: st.DrawFn, name: str) -> Request:
     return Request(name, prompt, draw(st.integers(1, 30)), SamplingParams(), stops)
 
 
+def policy_of(name: str, chunk_size: int) -> Policy:
+    cost = OnlineCostModel(COST)
+    return make_policy(name, chunk_size=chunk_size, max_batched_tokens=chunk_size, cost=cost)
+
+
 def build(setup: tuple[SchedulerConfig, str, int]) -> Run:
     config, policy, chunk_size = setup
-    return Run.of(Scheduler(config, make_policy(policy, chunk_size=chunk_size, max_batched_tokens=chunk_size)))
+    return Run.of(Scheduler(config, policy_of(policy, chunk_size)))
 
 
 def check_budget(plan: IterationPlan, policy: str, chunk_size: int, decoding: set[int]) -> None:
@@ -168,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def arrive(self, prompt: int, max_tokens: int, policy: str) -> None:
         request = Request(f"r{self.count}", tuple((self.count + i) % VOCAB for i in range(prompt)), max_tokens)
         self.count += 1
-        self.run.scheduler.policy = make_policy(policy, chunk_size=7, max_batched_tokens=7)
+        self.run.scheduler.policy = policy_of(policy, 7)
         self.run.add(request)
         self.wanted[request.request_id] = request
 

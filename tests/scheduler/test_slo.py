@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.costmodel import Coefficients, OnlineCostModel
+from scheduler.errors import RequestRefused
 from scheduler.plan import IterationPlan
 from scheduler.policies.slo import SloBudget, SloPolicy, SloSettings
 from scheduler.request import Request, Sequence
 from scheduler.roofline import Features
 from scheduler.scheduler import Scheduler, SchedulerConfig
-from scheduler.slo import Outcome, Promise
+from scheduler.slo import Outcome, Promise, PromiseBook
 from tests.scheduler.world import VOCAB, Run, expected_tokens
 
 COST = Coefficients(
@@ -267,3 +268,20 @@ def test_the_sequence_says_when_its_next_token_is_due() -> None:
     assert sequence.next_token_due() == 3.0
     sequence.tokens.append(8)
     assert sequence.next_token_due() == 3.5
+
+
+def test_classes_are_promises_of_their_own_or_factors_on_the_default() -> None:
+    book = PromiseBook(
+        default=lambda tokens: Promise(tokens / 100, 0.1), classes={"gold": Promise(0.5, 0.05), "batch": 10.0}
+    )
+    assert book.promise(200) == Promise(2.0, 0.1)
+    assert book.promise(200, "gold") == Promise(0.5, 0.05)
+    assert book.promise(200, "batch") == Promise(20.0, 1.0)
+    run = VirtualRun.with_policy()
+    run.scheduler.promises = book
+    with pytest.raises(RequestRefused, match="unknown service class 'tin'; known: gold, batch") as refusal:
+        run.add(Request("r", (1,), 1, slo_class="tin"))
+    assert refusal.value.param == "slo"
+    run.add(Request("r", (1,), 1, slo_class="batch"))
+    run.step()
+    assert "r" in run.ended
