@@ -1,0 +1,160 @@
+"""The API's routes over an engine. It knows no Ray: tests and scripts run it over an engine in their own process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from cluster.engine import Engine
+from deploy.api.answer import Answer
+from deploy.api.body import read_body
+from deploy.api.boundary import Boundary
+from deploy.api.choice import Choice
+from deploy.api.errors import ApiError, install_error_handlers, shorten
+from deploy.api.formats import ChatFormat, CompletionFormat, Format
+from deploy.api.job import Job, check_parameters, make_job
+from deploy.api.prompts import Encoder, Limits, RawPrompt, parse_messages, parse_prompts
+from deploy.api.schemas import ChatRequest, CompletionRequest, Sampling, parse
+from deploy.api.settings import ApiSettings
+from deploy.api.stops import StopStrings
+from workers.tokenizer import Tokenizer
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def create_api(engine: Engine, tokenizer: Tokenizer, settings: ApiSettings | None = None) -> FastAPI:
+    """An ASGI application. It may be served by one event loop only: the one that the engine was started in."""
+    settings = settings or ApiSettings()
+    threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+    api = Api(engine, tokenizer, settings, threads)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        yield
+        threads.shutdown(wait=False, cancel_futures=True)
+
+    app = FastAPI(title="Stallfree", lifespan=lifespan, redirect_slashes=False)
+    app.add_middleware(Boundary)
+    install_error_handlers(app, settings.retry_after_s)
+    for path, endpoint, schema in (
+        ("/v1/completions", api.completions, CompletionRequest),
+        ("/v1/chat/completions", api.chat_completions, ChatRequest),
+    ):
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=_documented(schema))
+    app.add_api_route("/v1/models", api.models, methods=["GET"])
+    app.add_api_route("/v1/models/{model:path}", api.model, methods=["GET"])
+    app.add_api_route("/health", api.health, methods=["GET"])
+    app.add_api_route("/metrics", api.metrics, methods=["GET"], response_model=None)
+    return app
+
+
+class Api:
+    """The endpoints. Each raises ApiError, RequestRefused or EngineUnavailable, which the app turns into answers."""
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, settings: ApiSettings, threads: ThreadPoolExecutor
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._limits = Limits(engine.info.max_model_len, engine.info.vocab_size)
+        self._encoder = Encoder(tokenizer, threads, self._limits)
+        self._started = int(time.time())
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one prompt or several."""
+        arrived = time.monotonic()
+
+        def understand(raw: dict[str, Any]) -> tuple[CompletionRequest, list[RawPrompt]]:
+            body = parse(CompletionRequest, raw)
+            self._check(body)
+            return body, parse_prompts(body.prompt, self._limits, self._settings)
+
+        body, raw_prompts = await read_body(request, self._settings.max_body_bytes, understand)
+        prompts = await self._encoder.prompts(raw_prompts, body.add_special_tokens)
+        job = self._job(body, prompts, arrived)
+        echo = [self._tokenizer.decode(p.tokens) if p.text is None else p.text for p in prompts] if body.echo else []
+        common = (job, self._engine.info.served_model_name, self._tokenizer)
+        form = CompletionFormat(*common, body.return_token_ids, body.logprobs is not None, echo=echo)
+        return self._answer(form, body, [len(text) for text in echo for _ in range(body.n)])
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer a conversation."""
+        arrived = time.monotonic()
+
+        def understand(raw: dict[str, Any]) -> tuple[ChatRequest, list[dict[str, str]]]:
+            body = parse(ChatRequest, raw)
+            self._check(body)
+            return body, parse_messages(body, self._settings)
+
+        body, messages = await read_body(request, self._settings.max_body_bytes, understand)
+        job = self._job(body, [await self._encoder.chat(body, messages)], arrived)
+        common = (job, self._engine.info.served_model_name, self._tokenizer)
+        return self._answer(ChatFormat(*common, body.return_token_ids, body.logprobs), body, [])
+
+    async def models(self) -> dict[str, Any]:
+        """The models served here: one."""
+        return {"object": "list", "data": [self._describe()]}
+
+    async def model(self, model: str) -> dict[str, Any]:
+        self._check_model(model)
+        return self._describe()
+
+    async def health(self) -> dict[str, Any]:
+        """200 after a real forward on every worker group within the deadline, 503 otherwise."""
+        await self._engine.health(self._settings.health_timeout_s)
+        return {"status": "ok", "model": self._engine.info.served_model_name}
+
+    async def metrics(self) -> Response:
+        """The engine's figures in Prometheus' text format."""
+        return Response(await self._engine.metrics(), media_type=METRICS_TYPE)
+
+    def _check(self, body: Sampling) -> None:
+        self._check_model(body.model)
+        check_parameters(body, self._limits.vocab_size, self._settings)
+
+    def _check_model(self, name: str) -> None:
+        served = self._engine.info.served_model_name
+        if name != served:
+            message = f"The model {shorten(repr(name))} does not exist; this server has {served!r}."
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+    def _describe(self) -> dict[str, Any]:
+        info = self._engine.info
+        return {
+            "id": info.served_model_name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "stallfree",
+            "max_model_len": info.max_model_len,
+        }
+
+    def _job(self, body: Sampling, prompts: list[Any], arrived: float) -> Job:
+        eos = self._tokenizer.eos_token_ids
+        return make_job(body, prompts, self._engine.info, eos, self._settings, arrived)
+
+    def _answer(self, form: Format, body: Sampling, offsets: list[int]) -> Answer:
+        """`offsets`: where each choice's own text begins, where that is not at 0."""
+        job = form.job
+        choices = [
+            Choice(
+                self._tokenizer.detokenizer(request.prompt, body.skip_special_tokens),
+                StopStrings(job.stop, body.include_stop_str_in_output),
+                job.user_stop_token_ids,
+                offsets[index] if offsets else 0,
+            )
+            for index, request in enumerate(job.requests)
+        ]
+        return Answer(self._engine, form, choices, body, self._settings)
+
+
+def _documented(schema: type[Sampling]) -> dict[str, Any]:
+    """The body's schema for /docs, since it is read and checked by our own code rather than the framework's."""
+    body = {"content": {"application/json": {"schema": schema.model_json_schema()}}, "required": True}
+    return {"requestBody": body}
