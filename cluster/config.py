@@ -23,7 +23,7 @@ def parse_bytes(value: object) -> object:
 
 
 def parse_classes(value: object) -> object:
-    """From a command line: `name=factor` or `name=ttft:tpot[:tbt]` in milliseconds, several with commas between them."""
+    """From a command line: `name=factor` or `name=ttft:tpot[:tbt]` in milliseconds, with commas between several."""
     if not isinstance(value, str):
         return value
     classes: dict[str, object] = {}
@@ -61,6 +61,10 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 PolicyName = Literal["whole", "alternate", "chunked", "slo"]
 
 
+def default_classes() -> dict[str, float | SloPromise]:
+    return {"interactive": 1.0, "batch": 10.0}
+
+
 class EngineConfig(BaseModel):
     """One model served by `groups` worker groups of `tp` ranks each under one central scheduler."""
 
@@ -89,4 +93,4 @@ class EngineConfig(BaseModel):
     ttft_ms: Milliseconds | None = None
     tpot_ms: Milliseconds | None = None
     tbt_ms: Milliseconds | None = None
-    slo_classes: SloClasses = Field(default_factory=lambda: {"interactive": 1.0, "batch": 10.0})
+    slo_classes: SloClasses = Field(default_factory=default_classes)

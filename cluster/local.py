@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -31,6 +31,7 @@ class LocalEngine:
     def __init__(
         self, config: EngineConfig, info: EngineInfo, executor: LocalExecutor, tuning: Tuning | None = None
     ) -> None:
+        self.observers: list[Callable[[IterationRecord], None]] = []
         self.info = info
         self._config = config
         self._executor = executor
@@ -59,9 +60,16 @@ class LocalEngine:
         return cls(config, info, executor, tuning)
 
     def _observe(self, record: IterationRecord) -> None:
+        for observer in self.observers:
+            observer(record)
         self._metrics.observe(record)
         if self._tuning is not None:
             self._tuning.observe(record)
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """What is known of this worker's costs; None unless the engine was started with the slo policy."""
+        return self._tuning
 
     @property
     def scheduler(self) -> Scheduler:

@@ -21,6 +21,8 @@ TPOT_FACTOR = 2.5
 """The default TPOT over the plain decode step of the typical batch: what is left is the budget for prompts."""
 TTFT_FACTOR = 2.0
 """The default TTFT over the time that a prompt needs at that budget: room for one prompt before it."""
+TBT_FACTOR = 2.0
+"""The default bound on a single gap over the default TPOT."""
 CUDA_TILE = 128
 
 
@@ -54,7 +56,9 @@ def promise_book(config: EngineConfig, cost: OnlineCostModel) -> PromiseBook:
     solver = Solver(cost, cap=config.max_batched_tokens)
     typical = Features(decodes=TYPICAL_DECODES, decode_context=TYPICAL_DECODES * TYPICAL_CONTEXT)
     tpot = config.tpot_ms / 1e3 if config.tpot_ms is not None else TPOT_FACTOR * cost.predict(typical)
-    tbt = None if config.tbt_ms is None else config.tbt_ms / 1e3
+    tbt = config.tbt_ms / 1e3 if config.tbt_ms is not None else None
+    if config.tpot_ms is None and config.tbt_ms is None:
+        tbt = TBT_FACTOR * tpot  # where nobody said what they want, no stream is left to stall on its savings
 
     def default(prompt_tokens: int) -> Promise:
         if config.ttft_ms is not None:
@@ -83,7 +87,8 @@ def policy_for(config: EngineConfig, name: str, chunk_size: int, info: EngineInf
 def describe_promises(promises: PromiseBook) -> str:
     """For a person: the default for a short and a long prompt."""
     short, long = promises.promise(128), promises.promise(2048)
+    gap = "" if short.tbt_s is None else f" (no gap above {short.tbt_s * 1e3:.0f} ms)"
     return (
-        f"TPOT {short.tpot_s * 1e3:.0f} ms, TTFT {short.ttft_s * 1e3:.0f} ms for 128 prompt tokens and "
+        f"TPOT {short.tpot_s * 1e3:.0f} ms{gap}, TTFT {short.ttft_s * 1e3:.0f} ms for 128 prompt tokens and "
         f"{long.ttft_s * 1e3:.0f} ms for 2,048"
     )
