@@ -9,6 +9,7 @@ import typer
 
 from deploy.commands.demo import demo
 from deploy.commands.fetch import fetch
+from deploy.commands.plan import plan
 from deploy.commands.serve import serve
 from deploy.errors import CommandError, one_line
 from deploy.options import with_engine_options
@@ -40,6 +41,7 @@ def stallfree(
 app.command()(with_engine_options(serve))
 app.command()(with_engine_options(demo, leave_out=frozenset({"policy"})))
 app.command()(fetch)
+app.command()(plan)
 
 
 def run(arguments: list[str]) -> int:

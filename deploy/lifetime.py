@@ -15,9 +15,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import TypeVar
 
 import psutil
 
@@ -25,6 +27,8 @@ CLOSE_SECONDS = 6.0
 """For the orderly part of closing, draining aside. Killing what is left after it takes a second at most."""
 
 _PR_SET_CHILD_SUBREAPER = 36
+
+Result = TypeVar("Result")
 
 
 class Stopped(KeyboardInterrupt):
@@ -34,8 +38,10 @@ class Stopped(KeyboardInterrupt):
 class Lifetime:
     """`with Lifetime() as life:` raises Stopped inside on SIGINT or SIGTERM and swallows it on the way out.
 
-    `life.on_close(step)` steps run last in, first out. `directory` is removed at the end; it is short, because
-    sockets live in it. `extra_seconds` may be raised to let running work finish first.
+    What takes long to start is started by `life.run`, on another thread: then this one hears a signal at once, whatever
+    a library waits for. `life.on_close(step)` steps run last in, first out.
+    `directory` is removed at the end; it is short, because sockets live in it. `extra_seconds` may be raised to let
+    running work finish first.
     """
 
     def __init__(self) -> None:
@@ -47,13 +53,21 @@ class Lifetime:
 
     def __enter__(self) -> Lifetime:
         _adopt_orphans()
-        self.listen()
+        self._listen()
         return self
 
-    def listen(self) -> None:
-        """Handle the signals here. Ray installs a handler of its own when it starts, so say it again after that."""
+    def _listen(self) -> None:
         signal.signal(signal.SIGINT, self._stop)
         signal.signal(signal.SIGTERM, self._stop)
+
+    def run(self, start: Callable[[], Result]) -> Result:
+        """What `start` returns or raises, unless a signal comes first."""
+        outcome: Future[Result] = Future()
+        threading.Thread(target=_settle, args=(outcome, start), daemon=True).start()
+        while not outcome.done():
+            wait([outcome], timeout=0.05)  # in steps: signal handlers run between them
+            self._listen()  # again and again: Ray's core takes SIGTERM over when it starts, and would abort on it
+        return outcome.result()
 
     def on_close(self, step: Callable[[], object]) -> None:
         self._steps.append(step)
@@ -65,7 +79,6 @@ class Lifetime:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
         self._closing = True
-        self.listen()
         closer = threading.Thread(target=self._close, daemon=True)
         closer.start()
         closer.join(CLOSE_SECONDS + self.extra_seconds)
@@ -98,6 +111,13 @@ class Lifetime:
     def _sweep(self) -> None:
         end_processes(psutil.Process().children(recursive=True))
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _settle(outcome: Future[Result], start: Callable[[], Result]) -> None:
+    try:
+        outcome.set_result(start())
+    except BaseException as error:
+        outcome.set_exception(error)
 
 
 def end_processes(processes: list[psutil.Process], grace_s: float = 0.5) -> None:

@@ -41,6 +41,10 @@ _HELP = {
     "threads": "CPU threads of a rank.",
     "overlap": "Iterations under way at once.",
     "transport": "How plans travel to the workers.",
+    "ttft_ms": "Promised time to first token (slo).",
+    "tpot_ms": "Promised time per output token (slo).",
+    "tbt_ms": "Bound on each single gap (slo).",
+    "slo_classes": "Classes of service: name=factor or name=ttft:tpot[:tbt], with commas.",
 }
 
 _DEFAULT = {
@@ -51,6 +55,10 @@ _DEFAULT = {
     "dtype": "auto, float32 on CPU, else the checkpoint's",
     "attention": "auto, by device",
     "threads": "this machine's, divided",
+    "ttft_ms": "measured",
+    "tpot_ms": "measured",
+    "tbt_ms": "measured",
+    "slo_classes": "interactive=1,batch=10",
 }
 """Defaults that follow from the machine or the model, in words."""
 
@@ -95,8 +103,8 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    default = _DEFAULT.get(name, field.default)
-    text = _HELP.get(name, "") + ("" if default is None else f" {escape(f'[default: {default}]')}")
+    default = _DEFAULT.get(name, None if field.is_required() else field.get_default(call_default_factory=False))
+    text = escape(_HELP.get(name, "")) + ("" if default is None else f" {escape(f'[default: {default}]')}")
     option = typer.Option(
         "--" + name.replace("_", "-"),
         metavar=_metavar(name, field),

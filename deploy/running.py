@@ -70,7 +70,7 @@ def start(
 def _start_ray(life: Lifetime, address: str | None) -> None:
     import ray
 
-    life.on_close(ray.shutdown)
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         if address is None:
             # A cluster of this command's own, whatever RAY_ADDRESS says and whoever else runs one on this machine.
@@ -87,11 +87,12 @@ def _start_ray(life: Lifetime, address: str | None) -> None:
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         where = f"reach the Ray cluster at {address}" if address else "start Ray"
         raise CommandError(f"cannot {where}: {(str(error) or type(error).__name__).splitlines()[0]}") from None
-    life.listen()
+    life.on_close(ray.shutdown)
 
 
 def _start_serve(life: Lifetime, address: Address, ray_address: str | None) -> None:
     """On a cluster of others Serve may be theirs: then only our application goes when we go."""
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     from ray import serve
     from ray.serve.config import HTTPOptions
 
@@ -100,7 +101,6 @@ def _start_serve(life: Lifetime, address: Address, ray_address: str | None) -> N
     else:
         life.on_close(serve.shutdown)
     serve.start(http_options=HTTPOptions(host=address.host, port=address.port))
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
 def _serve_runs() -> bool:

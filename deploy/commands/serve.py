@@ -22,21 +22,24 @@ def serve(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line on standard output when ready.")] = False,
 ) -> None:
     """Serve a model with the OpenAI API."""
-    from deploy import running
     from deploy.lifetime import Lifetime
-    from deploy.options import engine_config
-    from deploy.output import Output, mute
 
-    config = engine_config(engine)
-    output = Output(as_json)
     with Lifetime() as life:
-        server = running.start(
-            life,
-            config,
-            running.Address(host, port),
-            extra={"replicas": replicas},
-            ray_address=ray_address,
-            say=output.progress,
+        from deploy import running
+        from deploy.options import engine_config
+        from deploy.output import Output, mute
+
+        config = engine_config(engine)
+        output = Output(as_json)
+        server = life.run(
+            lambda: running.start(
+                life,
+                config,
+                running.Address(host, port),
+                extra={"replicas": replicas},
+                ray_address=ray_address,
+                say=output.progress,
+            )
         )
         output.text(describe(server))
         output.json(facts(server))

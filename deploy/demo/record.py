@@ -46,13 +46,13 @@ class PhaseRecord:
 
     @property
     def title(self) -> str:
-        return self.policy if self.chunk_size is None else f"{self.policy} (chunk size {self.chunk_size})"
+        return self.policy if self.chunk_size is None else f"{self.policy} {self.chunk_size}"
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Gaps are ITLs of the streams: `before` the long prompt was sent, and `during` its prefill (a gap belongs to it
-    where it overlaps it). `n_during` is the number of those. `tokens_per_s` counts the streams' tokens."""
+    """Gaps are ITLs of the streams: `before` the long prompt was sent, and `during` its prefill. `n_during` is the
+    number of those. `tokens_per_s` counts the streams' tokens."""
 
     ttft_long_s: float
     tpot_s: float
@@ -80,7 +80,7 @@ def figures(phase: PhaseRecord) -> Figures:
     gaps = [gap for stream in phase.streams for gap in stream.gaps]
     sent, first = phase.long.sent, phase.long.tokens[0]
     before = [end - start for start, end in gaps if end <= sent]
-    during = [end - start for start, end in gaps if start < first and end > sent]
+    during = [end - start for start, end in gaps if _within(start, end, sent, first)]
     span = max(stream.tokens[-1] for stream in phase.streams) - min(stream.tokens[0] for stream in phase.streams)
     return Figures(
         ttft_long_s=phase.long.ttft,
@@ -91,3 +91,10 @@ def figures(phase: PhaseRecord) -> Figures:
         n_during=len(during),
         tokens_per_s=sum(len(stream.tokens) - 1 for stream in phase.streams) / span if span else 0.0,
     )
+
+
+def _within(start: float, end: float, sent: float, first: float) -> bool:
+    """Whether a gap is one of the prefill's: not the iteration that was under way when the prompt came, and not the one
+    after it, which the same moment begins."""
+    overlap = min(end, first) - max(start, sent)
+    return overlap > (end - start) / 2 and (start >= sent or end >= first)

@@ -35,7 +35,7 @@ def test_figures_say_what_happened() -> None:
     assert whole.gap_max_s == pytest.approx(6.0)
     assert split.gap_max_s == pytest.approx(0.5)
     assert whole.gap_before_s == split.gap_before_s == pytest.approx(0.1)
-    assert (whole.n_during, split.n_during) == (2, 26)
+    assert (whole.n_during, split.n_during) == (2, 24)
     assert split.gap_during_s == pytest.approx(0.5)
     assert whole.tpot_s == pytest.approx((9.9 - 0.1) / 39)
     assert whole.tokens_per_s == pytest.approx(2 * 39 / 9.8)
