@@ -69,3 +69,7 @@ def _complain(message: str, exit_code: int) -> int:
 
 def main() -> None:
     sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

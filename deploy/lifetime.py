@@ -81,7 +81,9 @@ class Lifetime:
         self._closing = True
         closer = threading.Thread(target=self._close, daemon=True)
         closer.start()
-        closer.join(CLOSE_SECONDS + self.extra_seconds)
+        begun = time.monotonic()
+        while closer.is_alive() and time.monotonic() < begun + CLOSE_SECONDS + self.extra_seconds:
+            closer.join(0.05)  # in steps: a second signal shortens the time
         self._sweep()
         return isinstance(error, Stopped)
 

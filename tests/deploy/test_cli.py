@@ -1,0 +1,220 @@
+"""The command line as a user meets it: help at once, one line for what is wrong, and a server that leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from cluster.config import EngineConfig
+from deploy import cli
+
+
+def complaint(capfd: pytest.CaptureFixture[str], *arguments: str, code: int) -> str:
+    """The one line that the command says before it ends with this exit code."""
+    assert cli.run(list(arguments)) == code
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("stallfree: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--chunk-size", "0"], ["--chunk-size", "greater than or equal to 1"]),
+        (["serve", "--chunk-size", "many"], ["--chunk-size", "integer"]),
+        (["serve", "--policy", "fastest"], ["--policy", "chunked", "fastest"]),
+        (["serve", "--kv-memory", "lots"], ["--kv-memory", "2GiB"]),
+        (["serve", "--port", "http"], ["--port", "integer"]),
+        (["serve", "--port", "70000"], ["--port", "65535"]),
+        (["serve", "--drain-seconds", "-1"], ["--drain-seconds"]),
+        (["serve", "--tp", "9"], ["--tp 9", "3 KV heads"]),
+        (["serve", "--no-such-option"], ["--no-such-option"]),
+        (["serve", "--host", "no.such.host.invalid"], ["--host"]),
+        (["serve", "unexpected"], ["unexpected"]),
+        (["no-such-command"], ["no-such-command"]),
+        (["demo", "--streams", "0"], ["--streams"]),
+        (["demo", "--policies", "whole,fastest"], ["--policies", "fastest", "chunked"]),
+        (["demo", "--policies", ""], ["--policies"]),
+        (["demo", "--html", "/no/such/folder/demo.html"], ["--html", "/no/such/folder"]),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_exit_code_2(
+    capfd: pytest.CaptureFixture[str], smollm2_dir: Path, arguments: list[str], words: list[str]
+) -> None:
+    line = complaint(capfd, *arguments, code=2)
+    assert all(word in line for word in words), line
+
+
+def test_a_model_that_is_not_there(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "smollm2" in complaint(capfd, "serve", "--model", "no-such-model", "--port", "0", code=1)
+
+
+def test_a_model_that_is_not_supported(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    line = complaint(capfd, "serve", "--model", str(tmp_path), "--port", "0", code=1)
+    assert "BertModel" in line
+    assert "LlamaForCausalLM" in line
+
+
+def test_more_kv_memory_than_there_is(capfd: pytest.CaptureFixture[str], smollm2_dir: Path) -> None:
+    line = complaint(capfd, "serve", "--kv-memory", "900TiB", "--port", "0", code=1)
+    assert "--kv-memory" in line
+    assert "free" in line
+
+
+def test_a_port_that_is_taken_is_found_before_anything_starts(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = complaint(capfd, "serve", "--port", str(port), "--model", "no-such-model", code=1)
+    assert f"port {port}" in line
+    assert "--port" in line
+
+
+def test_fetch_says_where_the_model_is(capfd: pytest.CaptureFixture[str], smollm2_dir: Path) -> None:
+    assert cli.run(["fetch", "smollm2", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == {"model": "smollm2", "directory": str(smollm2_dir)}
+    assert "hub" in complaint(capfd, "fetch", "no-such-model", code=1)
+
+
+def test_help_comes_without_what_is_slow_to_import() -> None:
+    """And names every option of the engine."""
+    script = (
+        "import sys; from deploy.cli import run; code = run(['serve', '--help']);"
+        "print(sorted({'torch', 'ray', 'transformers', 'numba'} & set(sys.modules)), code)"
+    )
+    wide = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=wide)
+    assert done.stdout.splitlines()[-1] == "[] 0"
+    for name in EngineConfig.model_fields:
+        assert f"--{name.replace('_', '-')}" in done.stdout
+
+
+def test_version(capfd: pytest.CaptureFixture[str]) -> None:
+    from importlib.metadata import version
+
+    assert cli.run(["--version"]) == 0
+    assert capfd.readouterr().out == f"stallfree {version('stallfree')}\n"
+
+
+# --- the server as a process of its own
+
+
+MARK = "STALLFREE_TEST_MARK"
+
+
+def descendants(mark: str) -> dict[int, str]:
+    """Processes that inherited the mark, wherever they have been adopted: command lines by id."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
+
+
+def traces() -> set[str]:
+    """What a Ray of ours might leave in the places where it puts sockets and shared memory."""
+    temporary = Path(tempfile.gettempdir())
+    return {str(path) for path in [*Path("/dev/shm").glob("*"), *temporary.glob("stallfree-*")]}
+
+
+class Server:
+    """`stallfree serve` with a small KV pool. A context manager that kills whatever a failed test leaves."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "deploy.cli", "serve", "--num-blocks", "64", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, MARK: self.mark},
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for pid in descendants(self.mark):
+            with suppress(psutil.Error):
+                psutil.Process(pid).kill()
+        self.process.communicate()
+
+    def ready(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr.read()
+        facts: dict[str, Any] = json.loads(line)
+        return facts
+
+    def processes(self) -> int:
+        return len(descendants(self.mark))
+
+    def stop(self, number: signal.Signals) -> None:
+        """Ctrl-C reaches a whole process group, SIGTERM one process. Ten seconds are promised; a busy machine may
+        need some more."""
+        if number == signal.SIGINT:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
+        self.process.wait(20)
+
+
+def complete(url: str, model: str) -> str:
+    body = {"model": model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+def test_a_server_stops_without_a_trace_and_starts_again_at_once(smollm2_dir: Path) -> None:
+    """Twice on the same port, ended by each of the two signals."""
+    before, port = traces(), "0"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with Server("--json", "--port", port) as server:
+            facts = server.ready()
+            assert facts["model"] == "smollm2"
+            assert facts["kv_tokens"] == 64 * facts["block_size"]
+            assert "Paris" in complete(facts["url"], facts["model"])
+            assert server.processes() > 3
+            server.stop(number)
+            assert server.process.returncode == 0
+            assert descendants(server.mark) == {}
+        port = facts["url"].rsplit(":", 1)[1]
+        with socket.create_server(("127.0.0.1", int(port))):
+            pass
+    assert traces() - before == set()
+
+
+@pytest.mark.parametrize("stage", ["starting Ray", "loading"])
+def test_a_signal_during_the_start_ends_everything(smollm2_dir: Path, stage: str) -> None:
+    before = traces()
+    with Server("--port", "0") as server:
+        assert server.process.stderr is not None
+        while stage not in server.process.stderr.readline():
+            assert server.process.poll() is None
+        server.stop(signal.SIGTERM)
+        assert server.process.returncode == 0
+        assert descendants(server.mark) == {}
+    assert traces() - before == set()

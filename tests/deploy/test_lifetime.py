@@ -1,0 +1,78 @@
+"""What a command started ends with it, whatever the command does when it is asked to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+BEGIN = """
+import subprocess, sys, threading, time
+from deploy import lifetime
+lifetime.CLOSE_SECONDS = 0.5
+with lifetime.Lifetime() as life:
+    # A grandchild whose parent has gone, as Ray's processes are when their starter is killed.
+    grandchild = "from subprocess import *; print(Popen(['sleep', '600'], stdout=DEVNULL, stderr=DEVNULL).pid)"
+    pid = subprocess.run([sys.executable, "-c", grandchild], capture_output=True, text=True).stdout.strip()
+    (life.directory / "socket").touch()
+    say = lambda: print(pid, life.directory, flush=True)
+"""
+
+
+def run(body: str) -> tuple[subprocess.Popen[str], int, Path]:
+    """A process in that body, the orphan below it, and its directory."""
+    indented = "".join(f"    {line}\n" for line in body.splitlines())
+    process = subprocess.Popen([sys.executable, "-c", BEGIN + indented], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid, directory = process.stdout.readline().split()
+    return process, int(pid), Path(directory)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "say(); life.wait()",
+        "life.run(lambda: (say(), time.sleep(600)))",
+        "life.on_close(lambda: time.sleep(600)); say(); life.wait()",
+        "life.on_close(lambda: 1 / 0); say(); life.wait()",
+        "try:\n    say(); life.wait()\nexcept BaseException:\n    time.sleep(600)",
+    ],
+    ids=["waiting", "starting", "a step that hangs", "a step that fails", "a library that swallows the signal"],
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_of_it(body: str, number: int) -> None:
+    process, orphan, directory = run(body)
+    assert psutil.pid_exists(orphan)
+    os.kill(process.pid, number)
+    assert process.wait(30) == 0
+    assert not psutil.pid_exists(orphan)
+    assert not directory.exists()
+
+
+def test_an_error_ends_all_of_it_and_is_not_swallowed() -> None:
+    process, orphan, directory = run("say(); life.run(lambda: 1 / 0)")
+    assert process.wait(30) == 1
+    assert not psutil.pid_exists(orphan)
+    assert not directory.exists()
+
+
+def test_steps_run_last_in_first_out() -> None:
+    process, _, _ = run("for n in range(3): life.on_close(lambda n=n: print(n, flush=True))\nsay(); life.wait()")
+    process.terminate()
+    assert process.communicate(timeout=30)[0].split() == ["2", "1", "0"]
+
+
+def test_a_second_signal_does_not_wait_for_running_work() -> None:
+    process, orphan, _ = run("life.extra_seconds = 600\nlife.on_close(lambda: time.sleep(600))\nsay(); life.wait()")
+    process.terminate()
+    time.sleep(1.5)
+    assert process.poll() is None
+    process.terminate()
+    assert process.wait(30) == 0
+    assert not psutil.pid_exists(orphan)
