@@ -1,0 +1,83 @@
+"""A real engine in this process with the API over it: called directly, and through a real HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import pytest_asyncio
+import uvicorn
+from fastapi import FastAPI
+
+from cluster.config import EngineConfig
+from cluster.local import LocalEngine
+from deploy.api import create_api
+from workers.checkpoint import resolve
+from workers.tokenizer import Tokenizer
+
+MODEL = "smollm2"
+MAX_MODEL_LEN = 512
+CHUNK_SIZE = 32
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(resolve(MODEL))
+
+
+@pytest_asyncio.fixture(scope="session")
+async def engine() -> AsyncIterator[LocalEngine]:
+    """Small chunks, so that a prompt of a few hundred tokens takes many iterations."""
+    config = EngineConfig(
+        model=MODEL, policy="chunked", chunk_size=CHUNK_SIZE, max_model_len=MAX_MODEL_LEN, num_blocks=128
+    )
+    running = await LocalEngine.start(config)
+    yield running
+    await running.close()
+
+
+@pytest.fixture(scope="session")
+def api(engine: LocalEngine, tokenizer: Tokenizer) -> FastAPI:
+    return create_api(engine, tokenizer)
+
+
+@pytest_asyncio.fixture(scope="session")
+async def client(api: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """Calls the API without a network. A response is complete when it arrives, streamed or not."""
+    async with in_process(api) as connected:
+        yield connected
+
+
+@pytest_asyncio.fixture(scope="session")
+async def server_url(api: FastAPI) -> AsyncIterator[str]:
+    async with served(api) as url:
+        yield url
+
+
+def in_process(api: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://api", timeout=120)
+
+
+@asynccontextmanager
+async def served(api: FastAPI) -> AsyncIterator[str]:
+    """The API behind a real HTTP server on a free port, in this event loop."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(api, log_level="warning", timeout_graceful_shutdown=2)
+        server = uvicorn.Server(config)
+        server.capture_signals = no_signals  # type: ignore[method-assign,assignment]
+        serving = asyncio.create_task(server.serve([listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        await serving
+
+
+class no_signals:  # noqa: N801 - stands in for a function of uvicorn's: the test run handles signals itself
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: object) -> None: ...
