@@ -1,0 +1,51 @@
+"""Models that the tests share: the real one, and tiny random ones in the same layout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from workers.checkpoint import resolve
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may ask a hub
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """SmolLM2-135M-Instruct, fetched and converted once into the user's cache."""
+    return resolve("smollm2")
+
+
+def save_tiny(folder: Path, **changes: object) -> Path:
+    """A random Llama of a few thousand parameters, the same at every call."""
+    torch.manual_seed(0)
+    settings: dict[str, object] = {
+        "vocab_size": 512,
+        "hidden_size": 72,
+        "intermediate_size": 100,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 8,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.3,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+        "tie_word_embeddings": False,
+    }
+    LlamaForCausalLM(LlamaConfig(**{**settings, **changes})).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Path:
+    """A tiny random Llama with the real model's tokenizer, whose vocabulary it therefore has."""
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
+    folder = save_tiny(tmp_path_factory.mktemp("tiny"), vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(folder)
+    return folder
