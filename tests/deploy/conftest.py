@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 
 import httpx
 import pytest
@@ -68,16 +68,15 @@ async def served(api: FastAPI) -> AsyncIterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(api, log_level="warning", timeout_graceful_shutdown=2)
         server = uvicorn.Server(config)
-        server.capture_signals = no_signals  # type: ignore[method-assign,assignment]
+        server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]  # signals are the test run's
         serving = asyncio.create_task(server.serve([listener]))
-        while not server.started:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.started)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         await serving
 
 
-class no_signals:  # noqa: N801 - stands in for a function of uvicorn's: the test run handles signals itself
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *exception: object) -> None: ...
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for something that has no event of its own. The test's time limit ends it where it never comes."""
+    while not true():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from cluster.engine import EngineUnavailable
 from cluster.local import LocalEngine
 from deploy.api import ApiSettings, create_api
 from scheduler.errors import RequestRefused
-from scheduler.request import Finish
+from scheduler.request import Delta, Finish, Request
 from tests.deploy.conftest import MAX_MODEL_LEN, MODEL, in_process
 from tests.deploy.scripted import ScriptedEngine, raising, saying
 from tests.deploy.wire import JsonObject, error_of, events
@@ -298,8 +299,8 @@ async def test_bounds_of_other_fields(client: httpx.AsyncClient, path: str, fiel
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b" ", b"{", b"nonsense", b'{"model": }', b'{"a": 1,}', b"\xff\xfe", b'{"model": "\xe9"}', b"[]", b"null", b"5",
-        b'"text"', b'{"model": "\\ud800"}', b'{"model": "smollm2", "prompt": "\\udc00\\ud800"}', b"[" * 100_000,
+        b"", b" ", b"{", b"nonsense", b'{"model": }', b'{"a": 1,}', b"\xff\xfe", b'{"model": "\xe9"}', b"[]", b"null",
+        b"5", b'"text"', b'{"model": "\\ud800"}', b'{"model": "smollm2", "prompt": "\\udc00\\ud800"}', b"[" * 100_000,
         b'{"metadata": ' * 50_000, b'{"n": ' + b"1" * 10_000 + b"}", b"\x00", b'{"prompt": "\x01"}',
     ],
     ids=lambda body: repr(body[:24]),
@@ -432,11 +433,7 @@ async def test_health_and_metrics_of_an_engine_that_is_gone(tokenizer: Tokenizer
 
 
 async def test_a_request_that_takes_too_long_is_ended(tokenizer: Tokenizer) -> None:
-    import asyncio
-
-    from scheduler.request import Delta, Request
-
-    async def forever(request: Request):  # type: ignore[no-untyped-def]
+    async def forever(request: Request) -> AsyncGenerator[Delta]:
         yield Delta(request.request_id, (28,))
         await asyncio.sleep(1000)
 

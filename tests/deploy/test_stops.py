@@ -1,4 +1,4 @@
-"""Stop strings against the plain meaning: the text up to the first stop that becomes complete, character by character."""
+"""Stop strings against their plain meaning: text up to the stop that is complete first, character by character."""
 
 from __future__ import annotations
 
