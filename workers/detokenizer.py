@@ -50,6 +50,10 @@ class Detokenizer:
             self._settled = 0
         return piece
 
+    def feed(self, tokens: Sequence[int]) -> str:
+        """`push` for several tokens."""
+        return "".join([self.push(token) for token in tokens])
+
     def flush(self) -> str:
         """At the end: what was held back, which will not be completed any more."""
         text = self._decode(self._window)

@@ -1,0 +1,146 @@
+"""The Ray Serve application: one deployment that owns the engine, one that answers HTTP.
+
+    serve run deploy.app:build_app model=smollm2 policy=chunked chunk_size=128
+    serve deploy deploy/serve.yaml
+
+The engine's actors are children of the `Engine` replica, so deleting the application frees everything. Each `Api`
+replica attaches to the scheduler actor once, in its constructor, and not in a request: Serve cancels what a request's
+handler has started when that request ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, Field, ValidationError
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from cluster.client import AsyncCluster
+from cluster.config import EngineConfig
+from cluster.engine import EngineInfo, EngineUnavailable
+from deploy.api import ApiSettings, create_api
+from workers.checkpoint import resolve
+from workers.tokenizer import Tokenizer
+
+NAMESPACE = "stallfree"
+"""Ray namespace of the scheduler actor."""
+
+
+class ServeArgs(EngineConfig, ApiSettings):
+    """Everything that can be set: the engine, the API's limits, and how many API replicas there are.
+
+    `max_ongoing_requests` bounds the open requests of a replica; a stream is one as long as it lasts.
+    """
+
+    replicas: int = Field(default=1, ge=1)
+    max_ongoing_requests: int = Field(default=4096, ge=1)
+
+    def part(self, model: type[BaseModel]) -> dict[str, Any]:
+        """Those of the arguments that are fields of `model`."""
+        return {name: getattr(self, name) for name in model.model_fields}
+
+
+def build_app(args: Mapping[str, Any]) -> serve.Application:
+    """The application for arguments as `serve run` gives them, all of them strings, or a configuration file.
+
+    Raises ValueError, in one line, for an unknown argument or a value that is not allowed.
+    """
+    given = parse_args(args)
+    config = EngineConfig(**given.part(EngineConfig))
+    settings = ApiSettings(**given.part(ApiSettings))
+    engine = Engine.bind(config)  # type: ignore[attr-defined]
+    api = Api.options(  # type: ignore[attr-defined]
+        num_replicas=given.replicas, max_ongoing_requests=given.max_ongoing_requests
+    )
+    application: serve.Application = api.bind(engine, settings)
+    return application
+
+
+def parse_args(args: Mapping[str, Any]) -> ServeArgs:
+    """Raises ValueError, in one line, that names the argument."""
+    try:
+        return ServeArgs(**args)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"]) or "arguments"
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(sorted(ServeArgs.model_fields))
+            raise ValueError(f"unknown argument {name!r}; there are: {known}") from None
+        said = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{name}: {said[:1].lower()}{said[1:]} (got {first['input']!r})") from None
+
+
+@serve.deployment(
+    num_replicas=1,
+    max_ongoing_requests=64,
+    health_check_period_s=5,
+    ray_actor_options={"num_cpus": 0},
+)
+class Engine:
+    """Starts the scheduler actor with its worker groups, and lives as long as they are to live."""
+
+    async def __init__(self, config: EngineConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._name = f"scheduler-{uuid.uuid4().hex[:12]}"
+        self._cluster = await AsyncCluster.start(config, name=self._name, namespace=NAMESPACE)
+
+    async def scheduler(self) -> tuple[str, str]:
+        """Name and namespace of the scheduler actor, for `AsyncCluster.connect`."""
+        return self._name, NAMESPACE
+
+    async def info(self) -> EngineInfo:
+        return self._cluster.info
+
+    async def configure(self, policy: str, chunk_size: int) -> None:
+        """Change the policy between two iterations. Raises ValueError for an unknown one."""
+        await self._cluster.configure(policy, chunk_size)
+
+    async def check_health(self) -> None:
+        """Called by Serve, which replaces a replica whose engine cannot serve any more."""
+        await _check_standing(self._cluster)
+
+    async def __del__(self) -> None:
+        if cluster := getattr(self, "_cluster", None):
+            await cluster.close()
+
+
+@serve.deployment(health_check_period_s=5, ray_actor_options={"num_cpus": 0})
+@serve.ingress()
+class Api:
+    """One HTTP replica. Serve asks it for its ASGI app once it is constructed."""
+
+    async def __init__(self, engine: DeploymentHandle[Engine], settings: ApiSettings) -> None:  # type: ignore[misc]
+        name, namespace = await engine.scheduler.remote()
+        self._cluster = await AsyncCluster.connect(name, namespace=namespace)
+        tokenizer = await asyncio.to_thread(_load_tokenizer, self._cluster)
+        self._app = create_api(self._cluster, tokenizer, settings)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._app
+
+    async def check_health(self) -> None:
+        """Called by Serve, which replaces a replica that has lost its engine; the new one finds the new engine."""
+        await _check_standing(self._cluster)
+
+    async def __del__(self) -> None:
+        if cluster := getattr(self, "_cluster", None):
+            await cluster.close()
+
+
+def _load_tokenizer(cluster: AsyncCluster) -> Tokenizer:
+    """From the directory that the workers read, or on a machine that does not have it, from where the model comes."""
+    directory = Path(cluster.info.model_dir)
+    return Tokenizer.load(directory if directory.is_dir() else resolve(cluster.info.model))
+
+
+async def _check_standing(cluster: AsyncCluster) -> None:
+    """Raises EngineUnavailable once no worker group is left. No forward here: a long one is no fault."""
+    stats = await cluster.stats()
+    failures = stats.get("failures", [])
+    if failures and len(failures) == len(stats.get("groups", failures)):
+        raise EngineUnavailable(failures[0])
