@@ -40,6 +40,13 @@ def read_config(folder: Path) -> PretrainedConfig:
     return config
 
 
+def check_degree(config: PretrainedConfig, ranks: int) -> None:
+    """Raises ValueError where there are more ranks than KV heads: a KV head is not divided."""
+    if ranks > config.num_key_value_heads:
+        heads = config.num_key_value_heads
+        raise ValueError(f"tensor-parallel degree {ranks} is too large: the model has {heads} KV heads")
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """This rank's part of the model's dimensions."""
@@ -52,10 +59,9 @@ class Shard:
 
     @classmethod
     def of(cls, config: PretrainedConfig, ranks: Ranks) -> Shard:
-        """Raises ValueError where there are more ranks than KV heads: a KV head is not divided."""
+        """Raises ValueError where there are more ranks than KV heads."""
+        check_degree(config, ranks.size)
         kv_heads = config.num_key_value_heads
-        if ranks.size > kv_heads:
-            raise ValueError(f"tensor-parallel degree {ranks.size} is too large: the model has {kv_heads} KV heads")
         part = ranks.part(kv_heads)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(

@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 
 
 class Rope:
-    """cos and sin of every position up to `length`, [length, head_dim / 2]. Raises ValueError for an unknown scaling."""
+    """cos and sin of each position up to `length`, [length, head_dim / 2]. Raises ValueError for an unknown scaling."""
 
     def __init__(self, config: PretrainedConfig, length: int, device: torch.device) -> None:
         inverse, self.attention_factor = frequencies(config)

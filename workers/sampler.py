@@ -42,7 +42,7 @@ def sample(logits: Tensor, rows: list[Row]) -> list[Sampled]:
     if not rows:
         return []
     scores = logits.float()
-    healthy = (~scores.max(dim=1).values.isnan() & scores.max(dim=1).values.isfinite()).cpu().numpy()
+    healthy = scores.max(dim=1).values.isfinite().cpu().numpy()
     adjusted = _adjust(scores, rows)
     tokens = np.zeros(len(rows), dtype=np.int64)
     greedy = [i for i, row in enumerate(rows) if row.params.greedy]

@@ -22,7 +22,7 @@ from workers.attention import PAGE_SIZE, make_attention, make_layout, token_posi
 from workers.config import WorkerConfig, WorkerDescription
 from workers.kv_cache import KvCache, bytes_per_block
 from workers.loader import checkpoint_dtype
-from workers.model import LlamaModel, Shard, read_config
+from workers.model import LlamaModel, Shard, check_degree, read_config
 from workers.parallel import Ranks
 from workers.sampler import Row, sample
 from workers.slots import PlanError, Slots
@@ -55,6 +55,7 @@ class Worker:
         self.max_model_len = config.max_model_len or longest
         if self.max_model_len > longest:
             raise ValueError(f"max_model_len {self.max_model_len} is beyond the model's {longest} positions")
+        check_degree(model_config, config.world_size)  # before joining: the others may never come
         self.ranks = Ranks(config.rank, config.world_size, self._device.type, config.rendezvous)
         self.model = LlamaModel(
             folder, model_config, self.ranks, self._device, self._dtype, self.max_model_len, progress

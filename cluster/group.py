@@ -1,0 +1,121 @@
+"""A worker group on Ray: its placement, its ranks, and the way to them. To the iteration loop it is an executor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, cast
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayTaskError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster.assembly import worker_config
+from cluster.config import EngineConfig
+from cluster.placement import place
+from cluster.sizing import kv_blocks
+from cluster.transport import Transport, make_transport
+from cluster.worker_actor import RankActor
+from scheduler.codec import decode_result, encode_plan
+from scheduler.plan import IterationPlan, IterationResult
+from workers.config import WorkerDescription
+
+
+class WorkerGroup:
+    """Built by `start`; `close` gives everything back. Ranks die with the process that started them."""
+
+    def __init__(self, placement: PlacementGroup, ranks: list[ActorHandle[Any]]) -> None:
+        self._placement = placement
+        self._ranks = ranks
+        self._transport: Transport | None = None
+        self.descriptions: list[WorkerDescription] = []
+        self.num_blocks = 0
+
+    @classmethod
+    async def start(cls, config: EngineConfig, model_dir: str, device: str, say: Callable[[str], None]) -> WorkerGroup:
+        """Place, load and size a group. Raises ValueError, in one line, where that cannot be; nothing stays behind."""
+        say(f"placing {config.tp} {'rank' if config.tp == 1 else 'ranks'}")
+        placement = await place(config.tp, device)
+        group = cls(placement, [])
+        try:
+            group._ranks = [_rank_actor(placement, rank, device, _threads(config)) for rank in range(config.tp)]
+            say("loading weights")
+            await group._load(config, model_dir)
+            await group._allocate(config)
+            group._transport = make_transport(config.transport, group._ranks)
+        except BaseException:
+            await group.close()
+            raise
+        return group
+
+    @property
+    def transport(self) -> str:
+        return "none" if self._transport is None else self._transport.name
+
+    async def execute(self, plan: IterationPlan) -> IterationResult:
+        """Raises what Ray raises for a rank that died or failed."""
+        if self._transport is None:
+            raise RuntimeError("the group is closed")
+        return decode_result(await self._transport.send(encode_plan(plan)))
+
+    async def pids(self) -> list[int]:
+        return list(await asyncio.gather(*(rank.ping.remote() for rank in self._ranks)))
+
+    async def close(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            with suppress(Exception):  # a rank that died cannot be taken down in order
+                await asyncio.wait_for(transport.close(), 5)
+        for rank in self._ranks:
+            with suppress(Exception):
+                ray.kill(rank)
+        with suppress(Exception):
+            remove_placement_group(self._placement)
+
+    async def _load(self, config: EngineConfig, model_dir: str) -> None:
+        places = await _all([rank.where.remote() for rank in self._ranks])
+        _, address, port = places[0]
+        one_host = len({node for node, _, _ in places}) == 1
+        rendezvous = f"tcp://{'127.0.0.1' if one_host else address}:{port}"
+        base = replace(worker_config(config, model_dir), world_size=config.tp, rendezvous=rendezvous)
+        loads = [rank.load.remote(replace(base, rank=i), one_host) for i, rank in enumerate(self._ranks)]
+        self.descriptions = await _all(loads)
+
+    async def _allocate(self, config: EngineConfig) -> None:
+        self.num_blocks = kv_blocks(config, self.descriptions)
+        await _all([rank.allocate.remote(self.num_blocks) for rank in self._ranks])
+
+
+async def _all(calls: list[Any]) -> list[Any]:
+    """Every rank's answer. A ValueError of a rank is raised as such: it is meant for the one who started the group."""
+    try:
+        return list(await asyncio.gather(*calls))
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, ValueError):
+            raise ValueError(str(cause)) from None
+        raise
+
+
+def _threads(config: EngineConfig) -> int:
+    return config.threads or max(1, (os.cpu_count() or 1) // config.tp)
+
+
+def _rank_actor(placement: PlacementGroup, rank: int, device: str, threads: int) -> ActorHandle[Any]:
+    resources: dict[str, Any] = {"num_gpus": 1} if device.startswith("cuda") else {"num_cpus": 0}
+    actor: Any = (
+        ray.remote(RankActor)
+        .options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=rank),
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
+            max_restarts=0,
+            **resources,
+        )
+        .remote(rank)
+    )
+    return cast(ActorHandle[Any], actor)

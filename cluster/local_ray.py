@@ -1,0 +1,21 @@
+"""A Ray to run on: the one this process has, an existing one by address, or a quiet local one of its own."""
+
+from __future__ import annotations
+
+import logging
+
+import ray
+
+
+def connect_ray(address: str | None) -> bool:
+    """True where this call connected the process, so that the caller is to shut Ray down.
+
+    Raises ConnectionError where nothing answers at the address.
+    """
+    if ray.is_initialized():
+        return False
+    if address is None:
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    else:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    return True

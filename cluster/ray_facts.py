@@ -1,0 +1,32 @@
+"""Ray's untyped questions about the cluster, with types."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group
+
+_untyped: Any = ray
+
+
+def total_resources() -> dict[str, float]:
+    return cast(dict[str, float], _untyped.cluster_resources())
+
+
+def free_resources() -> dict[str, float]:
+    return cast(dict[str, float], _untyped.available_resources())
+
+
+def node_resources() -> list[dict[str, float]]:
+    """Of every node that is alive."""
+    return [node["Resources"] for node in _untyped.nodes() if node["Alive"]]
+
+
+def node_address() -> str:
+    return cast(str, _untyped.util.get_node_ip_address())
+
+
+def new_placement_group(bundles: list[dict[str, float]], strategy: str) -> PlacementGroup:
+    make: Any = placement_group
+    return cast(PlacementGroup, make(bundles, strategy=strategy))

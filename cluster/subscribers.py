@@ -1,0 +1,80 @@
+"""Who hears of which request: one message an iteration and subscriber, merged while a subscriber is busy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from scheduler.request import Delta
+
+SILENCE_S = 30.0
+"""A subscriber that has not polled for so long is dead; it polls every few seconds even when nothing happens."""
+
+
+@dataclass
+class Subscriber:
+    requests: set[str] = field(default_factory=set)
+    waiting: list[Delta] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    heard_at: float = field(default_factory=time.monotonic)
+    polling: int = 0
+
+
+class Subscribers:
+    """On one event loop. What waits for a subscriber is bounded by what its requests may generate."""
+
+    def __init__(self, encode: Callable[[Iterable[Delta]], bytes]) -> None:
+        self._encode = encode
+        self._subscribers: dict[str, Subscriber] = {}
+        self._owners: dict[str, str] = {}
+        self.messages = 0
+
+    def owns(self, name: str, request_id: str) -> None:
+        self._get(name).requests.add(request_id)
+        self._owners[request_id] = name
+
+    def publish(self, deltas: Iterable[Delta]) -> None:
+        for delta in deltas:
+            owner = self._owners.get(delta.request_id)
+            subscriber = self._subscribers.get(owner) if owner is not None else None
+            if subscriber is not None:
+                subscriber.waiting.append(delta)
+                subscriber.news.set()
+            if delta.finish is not None:
+                self._owners.pop(delta.request_id, None)
+                if subscriber is not None:
+                    subscriber.requests.discard(delta.request_id)
+
+    async def poll(self, name: str, timeout_s: float) -> bytes:
+        subscriber = self._get(name)
+        subscriber.polling += 1
+        try:
+            await asyncio.wait_for(subscriber.news.wait(), timeout_s)
+        except TimeoutError:
+            return b""
+        finally:
+            subscriber.polling -= 1
+            subscriber.heard_at = time.monotonic()
+        deltas, subscriber.waiting = subscriber.waiting, []
+        subscriber.news.clear()
+        self.messages += 1
+        return self._encode(deltas)
+
+    def silent(self) -> list[str]:
+        """Subscribers taken for dead."""
+        since = time.monotonic() - SILENCE_S
+        return [name for name, s in self._subscribers.items() if s.polling == 0 and s.heard_at < since]
+
+    def remove(self, name: str) -> list[str]:
+        """Forget a subscriber. Returns its requests, which nobody will hear of."""
+        subscriber = self._subscribers.pop(name, None)
+        if subscriber is None:
+            return []
+        for request_id in subscriber.requests:
+            self._owners.pop(request_id, None)
+        return sorted(subscriber.requests)
+
+    def _get(self, name: str) -> Subscriber:
+        return self._subscribers.setdefault(name, Subscriber())

@@ -1,0 +1,51 @@
+"""One rank as a Ray actor: a worker behind messages of bytes. Nothing it is sent is ever unpickled by us."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import ray
+
+from cluster.ray_facts import node_address
+from scheduler.codec import decode_plan, encode_result
+from workers.config import WorkerConfig, WorkerDescription
+from workers.worker import Worker
+
+
+class RankActor:
+    """`execute` gets the bytes of a plan and answers with those of its result; every rank but the first with none."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._worker: Worker | None = None
+
+    def where(self) -> tuple[str, str, int]:
+        """Node id, address, and a port that is free on it, for the group to meet at."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port: int = probe.getsockname()[1]
+        return ray.get_runtime_context().get_node_id(), node_address(), port
+
+    def load(self, config: WorkerConfig, one_host: bool) -> WorkerDescription:
+        """Raises ValueError, in one line, for what cannot be served."""
+        if one_host:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks of one host need no other network
+        self._worker = Worker(config)
+        return self._worker.load()
+
+    def allocate(self, num_blocks: int) -> None:
+        self._ready().allocate(num_blocks)
+
+    def execute(self, plan: bytes) -> bytes:
+        result = self._ready().execute(decode_plan(plan))
+        return encode_result(result) if self._rank == 0 else b""
+
+    def ping(self) -> int:
+        """The process id, from a rank that answers."""
+        return os.getpid()
+
+    def _ready(self) -> Worker:
+        if self._worker is None:
+            raise RuntimeError("this rank has not been loaded")
+        return self._worker
