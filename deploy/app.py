@@ -96,6 +96,9 @@ class Engine:
     async def info(self) -> EngineInfo:
         return self._cluster.info
 
+    async def stats(self) -> dict[str, Any]:
+        return await self._cluster.stats()
+
     async def configure(self, policy: str, chunk_size: int) -> None:
         """Change the policy between two iterations. Raises ValueError for an unknown one."""
         await self._cluster.configure(policy, chunk_size)
