@@ -26,7 +26,9 @@ import psutil
 CLOSE_SECONDS = 6.0
 """For the orderly part of closing, draining aside. Killing what is left after it takes a second at most."""
 
+_SWEEPS = 5
 _PR_SET_CHILD_SUBREAPER = 36
+_LONGEST = 20  # of the 107 bytes that a socket's path may have, Ray needs some 80
 
 Result = TypeVar("Result")
 
@@ -45,11 +47,14 @@ class Lifetime:
     """
 
     def __init__(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="stallfree-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="stallfree-", dir=_short_directory()))
         self.stopped = threading.Event()
         self.extra_seconds = 0.0
         self._closing = False
+        self._ended = threading.Event()
         self._steps: list[Callable[[], object]] = []
+        self._traces: list[Callable[[set[int]], object]] = []
+        self._seen: set[int] = set()
 
     def __enter__(self) -> Lifetime:
         _adopt_orphans()
@@ -63,7 +68,13 @@ class Lifetime:
     def run(self, start: Callable[[], Result]) -> Result:
         """What `start` returns or raises, unless a signal comes first."""
         outcome: Future[Result] = Future()
-        threading.Thread(target=_settle, args=(outcome, start), daemon=True).start()
+
+        def settle_and_stay() -> None:
+            _settle(outcome, start)
+            # Ray asks the kernel to end its processes with their parent, which to the kernel is this thread.
+            self._ended.wait()
+
+        threading.Thread(target=settle_and_stay, daemon=True).start()
         while not outcome.done():
             wait([outcome], timeout=0.05)  # in steps: signal handlers run between them
             self._listen()  # again and again: Ray's core takes SIGTERM over when it starts, and would abort on it
@@ -72,6 +83,10 @@ class Lifetime:
     def on_close(self, step: Callable[[], object]) -> None:
         self._steps.append(step)
 
+    def on_ended(self, remove: Callable[[set[int]], object]) -> None:
+        """Called last, with the ids of all processes that were below this one: for what they leave under their ids."""
+        self._traces.append(remove)
+
     def wait(self) -> None:
         """Until a signal comes."""
         while not self.stopped.wait(0.5):
@@ -79,12 +94,14 @@ class Lifetime:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
         self._closing = True
+        self._look()
         closer = threading.Thread(target=self._close, daemon=True)
         closer.start()
         begun = time.monotonic()
         while closer.is_alive() and time.monotonic() < begun + CLOSE_SECONDS + self.extra_seconds:
             closer.join(0.05)  # in steps: a second signal shortens the time
         self._sweep()
+        self._ended.set()
         return isinstance(error, Stopped)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -111,8 +128,25 @@ class Lifetime:
         os._exit(0)
 
     def _sweep(self) -> None:
-        end_processes(psutil.Process().children(recursive=True))
+        for _ in range(_SWEEPS):  # what is being ended may just have started something
+            if not (below := self._look()):
+                break
+            end_processes(below)
         shutil.rmtree(self.directory, ignore_errors=True)
+        for remove in self._traces:
+            with suppress(OSError):
+                remove(self._seen)
+
+    def _look(self) -> list[psutil.Process]:
+        below = psutil.Process().children(recursive=True)
+        self._seen.update(process.pid for process in below)
+        return below
+
+
+def _short_directory() -> str:
+    """Where temporary files go, unless that is so long that no path of a socket in it is allowed."""
+    usual = tempfile.gettempdir()
+    return "/tmp" if len(usual) > _LONGEST and os.access("/tmp", os.W_OK) else usual
 
 
 def _settle(outcome: Future[Result], start: Callable[[], Result]) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cluster.config import EngineConfig
+from cluster.engine import EngineInfo
 from deploy import preflight
 from deploy.errors import CommandError
 from deploy.lifetime import Lifetime
@@ -17,7 +21,10 @@ from deploy.ports import check_port
 
 APPLICATION = "stallfree"
 
+_HTTP_SECONDS = 60
+
 _LAST_WORDS = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Unavailable|Refused)): (.+)$", re.MULTILINE)
+_SEMAPHORE = re.compile(r"sem\.(?:hdr|obj)(\d+)-")
 _PLAIN = ("ValueError", "CheckpointError", "EngineUnavailable")
 """Errors of ours, whose text is written for the one who reads it; others need their name to be understood."""
 
@@ -37,6 +44,42 @@ class Address:
         return f"http://{host}:{self.port}"
 
 
+class Server:
+    """A running application, seen from the process that started it."""
+
+    def __init__(self, address: Address) -> None:
+        import ray
+        from ray import serve
+
+        name, namespace = serve.get_deployment_handle("Engine", APPLICATION).scheduler.remote().result()
+        self.address = address
+        self._scheduler: Any = ray.get_actor(name, namespace=namespace)
+        info: Any = ray.get(self._scheduler.info.remote())
+        self.info: EngineInfo = info
+
+    def configure(self, policy: str, chunk_size: int) -> None:
+        import ray
+
+        ray.get(self._scheduler.configure.remote(policy, chunk_size))
+
+    def close(self) -> None:
+        """Take the engine down in order: its graphs, its ranks."""
+        import ray
+
+        ray.get(self._scheduler.close.remote(), timeout=3)
+
+    def drain(self, seconds: float) -> None:
+        """Return when nothing runs or waits any more, or after that time."""
+        import ray
+
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            stats = ray.get(self._scheduler.stats.remote(), timeout=left)
+            if not stats["running"] + stats["waiting"]:
+                return
+            time.sleep(0.1)
+
+
 def start(
     life: Lifetime,
     config: EngineConfig,
@@ -45,7 +88,7 @@ def start(
     extra: dict[str, Any] | None = None,
     ray_address: str | None = None,
     say: Say = lambda line: None,
-) -> Address:
+) -> Server:
     """Serve `config` until `life` ends, and return once it answers. `extra` are further arguments of the application.
 
     Raises CommandError, in one line, for whatever stands in the way; what can be checked is checked first.
@@ -61,10 +104,14 @@ def start(
         preflight.check(config, model_dir)
     say(f"starting Ray{f' (cluster {ray_address})' if ray_address else ''}")
     _start_ray(life, ray_address)
-    say(f"loading {config.model}")
     _start_serve(life, address, ray_address)
+    say(f"loading {config.model}{' and measuring its iterations' if config.policy == 'slo' else ''}")
     _deploy({**config.model_dump(exclude_defaults=True), **(extra or {})})
-    return address
+    _wait_for_http(address)
+    server = Server(address)
+    if ray_address is None:
+        life.on_close(server.close)
+    return server
 
 
 def _start_ray(life: Lifetime, address: str | None) -> None:
@@ -88,19 +135,30 @@ def _start_ray(life: Lifetime, address: str | None) -> None:
         where = f"reach the Ray cluster at {address}" if address else "start Ray"
         raise CommandError(f"cannot {where}: {(str(error) or type(error).__name__).splitlines()[0]}") from None
     life.on_close(ray.shutdown)
+    life.on_ended(_remove_semaphores)
 
 
 def _start_serve(life: Lifetime, address: Address, ray_address: str | None) -> None:
-    """On a cluster of others Serve may be theirs: then only our application goes when we go."""
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    """On a cluster of others Serve may be theirs: then only our application goes when we go. On a Ray of our own
+    everything goes with it, sooner than Serve would shut down in order."""
     from ray import serve
     from ray.serve.config import HTTPOptions
+    from ray.serve.schema import LoggingConfig
 
-    if ray_address is not None and _serve_runs():
-        life.on_close(lambda: serve.delete(APPLICATION))
-    else:
-        life.on_close(serve.shutdown)
-    serve.start(http_options=HTTPOptions(host=address.host, port=address.port))
+    logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.ERROR)
+    if ray_address is not None:
+        life.on_close((lambda: serve.delete(APPLICATION)) if _serve_runs() else serve.shutdown)
+    serve.start(
+        http_options=HTTPOptions(host=address.host, port=address.port),
+        logging_config=LoggingConfig(log_level="ERROR"),
+    )
+
+
+def _remove_semaphores(pids: set[int]) -> None:
+    """The channels of compiled graphs have semaphores of the raylet's id, which it does not take along."""
+    for path in Path("/dev/shm").glob("sem.*"):
+        if (match := _SEMAPHORE.match(path.name)) and int(match[1]) in pids:
+            path.unlink(missing_ok=True)
 
 
 def _serve_runs() -> bool:
@@ -126,6 +184,19 @@ def _deploy(arguments: dict[str, Any]) -> None:
         raise CommandError(str(error), 2) from None
     except RuntimeError as error:
         raise CommandError(_cause(str(error))) from None
+
+
+def _wait_for_http(address: Address) -> None:
+    """The application runs; Serve's proxy hears of it a moment later."""
+    import httpx
+
+    until = time.monotonic() + _HTTP_SECONDS
+    while time.monotonic() < until:
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{address.url}/v1/models", timeout=5, trust_env=False).status_code == 200:
+                return
+        time.sleep(0.1)
+    raise CommandError(f"the server was started, but does not answer at {address.url}")
 
 
 def _cause(otherwise: str) -> str:

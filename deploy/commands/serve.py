@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from deploy.running import Server
 
 
 def serve(
@@ -41,18 +45,39 @@ def serve(
                 say=output.progress,
             )
         )
-        output.text(describe(server))
-        output.json(facts(server))
         life.on_close(mute)
         life.extra_seconds = drain_seconds
         life.on_close(lambda: server.drain(drain_seconds))
         life.on_close(lambda: output.progress("stopping"))
+        output.text(describe(server))
+        output.json(facts(server))
         life.wait()
 
 
-def facts(server: Any) -> dict[str, Any]:
-    return {}
+def facts(server: Server) -> dict[str, Any]:
+    """What a program that started the server wants to know."""
+    info = server.info
+    return {
+        "ready": True,
+        "url": server.address.url,
+        "model": info.served_model_name,
+        **{name: value for name, value in asdict(info).items() if name not in ("model", "served_model_name")},
+        "kv_tokens": info.num_blocks * info.block_size,
+    }
 
 
-def describe(server: Any) -> str:
-    return ""
+def describe(server: Server) -> str:
+    """The same for a person."""
+    from cluster.sizing import describe_pool
+
+    info = server.info
+    chunk = f", chunk size {info.chunk_size}" if info.policy in ("chunked", "alternate") else ""
+    lines = {
+        "model": f"{info.served_model_name} ({info.model_dir})",
+        "runs on": f"{info.device}, {info.dtype}, {info.attention} attention",
+        "workers": f"{info.groups} x {info.tp}, plans by {info.transport}",
+        "policy": f"{info.policy}{chunk}",
+        "KV pool": describe_pool(info.num_blocks, info.block_size, info.max_model_len),
+        "ready": f"{server.address.url}/v1",
+    }
+    return "\n".join(f"{name:<8} {text}" for name, text in lines.items())

@@ -98,3 +98,19 @@ def _within(start: float, end: float, sent: float, first: float) -> bool:
     after it, which the same moment begins."""
     overlap = min(end, first) - max(start, sent)
     return overlap > (end - start) / 2 and (start >= sent or end >= first)
+
+
+def as_json_phase(phase: PhaseRecord) -> dict[str, Any]:
+    """Figures and, for a plot of one's own, every token's time in milliseconds from the first request of the phase."""
+
+    def stream(record: StreamRecord) -> dict[str, Any]:
+        return {"sent_ms": round(record.sent * 1e3, 1), "tokens_ms": [round(t * 1e3, 1) for t in record.tokens]}
+
+    return {
+        "policy": phase.policy,
+        "chunk_size": phase.chunk_size,
+        "long_tokens": phase.long_tokens,
+        **figures(phase).as_json(),
+        "streams": [stream(record) for record in phase.streams],
+        "long": stream(phase.long),
+    }

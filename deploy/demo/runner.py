@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -11,12 +12,11 @@ from deploy.demo.load import make_load
 from deploy.demo.measure import LONG_ANSWER, Load, run_phase, warm_up
 from deploy.demo.record import PhaseRecord
 from deploy.errors import CommandError
+from deploy.running import Server
 
 POLICIES: tuple[str, ...] = get_args(PolicyName)
 CHUNKED = {"chunked", "alternate"}
 """Policies whose chunk size is a constant, which is worth saying."""
-
-Configure = Callable[[str, int], Awaitable[None]]
 
 
 def parse_policies(text: str) -> list[str]:
@@ -39,20 +39,15 @@ def fitting_load(model_dir: Path, streams: int, long: int, chunk_size: int, max_
 
 
 async def run_phases(
-    url: str,
-    model: str,
-    load: Load,
-    policies: Sequence[str],
-    chunk_size: int,
-    configure: Configure,
-    say: Callable[[str], None],
+    server: Server, load: Load, policies: Sequence[str], chunk_size: int, say: Callable[[str], None]
 ) -> list[PhaseRecord]:
     """One phase a policy, on the same server, which changes its policy between them."""
+    url, model = server.address.url, server.info.served_model_name
     say("warming up")
     await warm_up(url, model, load.long[: 2 * chunk_size])
     phases = []
     for policy in policies:
         say(f"{policy}: {len(load.prompts)} streams, then a prompt of {len(load.long):,} tokens into them")
-        await configure(policy, chunk_size)
+        await asyncio.to_thread(server.configure, policy, chunk_size)
         phases.append(await run_phase(url, model, load, policy, chunk_size if policy in CHUNKED else None))
     return phases

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def complaint(capfd: pytest.CaptureFixture[str], *arguments: str, code: int) -> 
         (["serve", "--port", "http"], ["--port", "integer"]),
         (["serve", "--port", "70000"], ["--port", "65535"]),
         (["serve", "--drain-seconds", "-1"], ["--drain-seconds"]),
-        (["serve", "--tp", "9"], ["--tp 9", "3 KV heads"]),
+        (["serve", "--port", "0", "--tp", "9"], ["--tp 9", "3 KV heads"]),
         (["serve", "--no-such-option"], ["--no-such-option"]),
         (["serve", "--host", "no.such.host.invalid"], ["--host"]),
         (["serve", "unexpected"], ["unexpected"]),
@@ -132,8 +133,13 @@ def descendants(mark: str) -> dict[int, str]:
 
 def traces() -> set[str]:
     """What a Ray of ours might leave in the places where it puts sockets and shared memory."""
-    temporary = Path(tempfile.gettempdir())
-    return {str(path) for path in [*Path("/dev/shm").glob("*"), *temporary.glob("stallfree-*")]}
+    places = [Path("/tmp"), Path(tempfile.gettempdir())]
+    return {str(path) for place in places for path in place.glob("stallfree-*")}
+
+
+def shared_memory(pids: Iterable[int]) -> list[str]:
+    """Files in shared memory that are named after one of these processes."""
+    return [path.name for path in Path("/dev/shm").glob("*") if any(f"{pid}-" in path.name for pid in pids)]
 
 
 class Server:
@@ -167,9 +173,6 @@ class Server:
         facts: dict[str, Any] = json.loads(line)
         return facts
 
-    def processes(self) -> int:
-        return len(descendants(self.mark))
-
     def stop(self, number: signal.Signals) -> None:
         """Ctrl-C reaches a whole process group, SIGTERM one process. Ten seconds are promised; a busy machine may
         need some more."""
@@ -197,10 +200,12 @@ def test_a_server_stops_without_a_trace_and_starts_again_at_once(smollm2_dir: Pa
             assert facts["model"] == "smollm2"
             assert facts["kv_tokens"] == 64 * facts["block_size"]
             assert "Paris" in complete(facts["url"], facts["model"])
-            assert server.processes() > 3
+            pids = set(descendants(server.mark))
+            assert len(pids) > 3
             server.stop(number)
             assert server.process.returncode == 0
             assert descendants(server.mark) == {}
+            assert shared_memory(pids) == []
         port = facts["url"].rsplit(":", 1)[1]
         with socket.create_server(("127.0.0.1", int(port))):
             pass
