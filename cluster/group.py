@@ -20,7 +20,7 @@ from cluster.config import EngineConfig
 from cluster.placement import place
 from cluster.sizing import kv_blocks
 from cluster.transport import Transport, make_transport
-from cluster.worker_actor import RankActor
+from cluster.worker_actor import CONTROL, RankActor
 from scheduler.codec import decode_result, encode_plan
 from scheduler.plan import IterationPlan, IterationResult
 from workers.config import WorkerDescription
@@ -33,6 +33,7 @@ class WorkerGroup:
         self._placement = placement
         self._ranks = ranks
         self._transport: Transport | None = None
+        self._deaths: list[asyncio.Future[None]] = []
         self.descriptions: list[WorkerDescription] = []
         self.num_blocks = 0
 
@@ -48,6 +49,7 @@ class WorkerGroup:
             await group._load(config, model_dir)
             await group._allocate(config)
             group._transport = make_transport(config.transport, group._ranks)
+            group._deaths = [asyncio.ensure_future(_watch(rank)) for rank in group._ranks]
         except BaseException:
             await group.close()
             raise
@@ -61,12 +63,22 @@ class WorkerGroup:
         """Raises what Ray raises for a rank that died or failed."""
         if self._transport is None:
             raise RuntimeError("the group is closed")
-        return decode_result(await self._transport.send(encode_plan(plan)))
+        answer = asyncio.ensure_future(self._transport.send(encode_plan(plan)))
+        # A rank that waits for a dead one in a collective never answers, so the deaths are listened for as well.
+        awaited: list[asyncio.Future[Any]] = [answer, *self._deaths]
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        for death in self._deaths:
+            if death.done() and not answer.done():
+                answer.cancel()
+                death.result()
+        return decode_result(await answer)
 
     async def pids(self) -> list[int]:
         return list(await asyncio.gather(*(rank.ping.remote() for rank in self._ranks)))
 
     async def close(self) -> None:
+        for death in self._deaths:
+            death.cancel()
         transport, self._transport = self._transport, None
         if transport is not None:
             with suppress(Exception):  # a rank that died cannot be taken down in order
@@ -91,6 +103,11 @@ class WorkerGroup:
         await _all([rank.allocate.remote(self.num_blocks) for rank in self._ranks])
 
 
+async def _watch(rank: ActorHandle[Any]) -> None:
+    """Raises what Ray raises once the rank's process is dead."""
+    await rank.watch.remote()
+
+
 async def _all(calls: list[Any]) -> list[Any]:
     """Every rank's answer. A ValueError of a rank is raised as such: it is meant for the one who started the group."""
     try:
@@ -108,8 +125,9 @@ def _threads(config: EngineConfig) -> int:
 
 def _rank_actor(placement: PlacementGroup, rank: int, device: str, threads: int) -> ActorHandle[Any]:
     resources: dict[str, Any] = {"num_gpus": 1} if device.startswith("cuda") else {"num_cpus": 0}
+    remote: Any = ray.remote
     actor: Any = (
-        ray.remote(RankActor)
+        remote(concurrency_groups={CONTROL: 4})(RankActor)
         .options(
             scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=rank),
             runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 
 import ray
 
@@ -11,6 +12,9 @@ from cluster.ray_facts import node_address
 from scheduler.codec import decode_plan, encode_result
 from workers.config import WorkerConfig, WorkerDescription
 from workers.worker import Worker
+
+CONTROL = "control"
+"""Concurrency group of the calls that are answered while a plan is being executed."""
 
 
 class RankActor:
@@ -41,6 +45,12 @@ class RankActor:
         result = self._ready().execute(decode_plan(plan))
         return encode_result(result) if self._rank == 0 else b""
 
+    @ray.method(concurrency_group=CONTROL)
+    def watch(self) -> None:
+        """Never returns. Ray fails the call the moment this process dies, whatever its other calls wait for."""
+        threading.Event().wait()
+
+    @ray.method(concurrency_group=CONTROL)
     def ping(self) -> int:
         """The process id, from a rank that answers."""
         return os.getpid()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -49,3 +52,11 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) 
     folder = save_tiny(tmp_path_factory.mktemp("tiny"), vocab_size=len(tokenizer))
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One local Ray for all tests that need one. Its CPUs are counted, not used: what runs on them is small."""
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    yield
+    ray.shutdown()
