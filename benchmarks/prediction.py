@@ -2,8 +2,8 @@
 
     python benchmarks/prediction.py [--seconds 60] [--json]
 
-Reports the absolute relative error (median, 90th percentile) and the bias (median of actual over predicted, less 1) over
-all iterations, and by kind. Targets: 10 %, 25 % and 5 %.
+Reports the absolute relative error (median, 90th percentile) and the bias (median of actual over predicted, less 1)
+over all iterations, and by kind. Targets: 10 %, 25 % and 5 %.
 """
 
 from __future__ import annotations

@@ -1,0 +1,198 @@
+"""One metadata for three backends: each against a dense reference, by exactly the arguments that it is given."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from workers.attention import Attention, Layout, make_attention, make_layout
+from workers.attention import varlen as varlen_module
+from workers.attention.cpu import CpuAttention
+from workers.attention.paged_decode import paged_decode, paged_decode_torch
+from workers.linear import Linear
+
+HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 16, 4
+Segments = list[tuple[int, int]]
+"""(start, count) of each segment."""
+
+segments_of = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12)), min_size=1, max_size=6)
+MIXED: Segments = [(0, 5), (7, 1), (0, 1), (12, 4), (30, 1), (3, 12)]
+
+
+class Case:
+    """Random keys and values of every segment's whole context, laid out in shuffled pages, and random queries."""
+
+    def __init__(self, segments: Segments, block_size: int = BLOCK, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        contexts = [start + count for start, count in segments]
+        self.k = [torch.randn(context, KV_HEADS, DIM, generator=generator) for context in contexts]
+        self.v = [torch.randn(context, KV_HEADS, DIM, generator=generator) for context in contexts]
+        self.q = [torch.randn(count, HEADS, DIM, generator=generator) for _, count in segments]
+        needed = [math.ceil(context / block_size) for context in contexts]
+        order = torch.randperm(sum(needed) + 3, generator=generator).tolist()
+        self.k_pages = torch.full((len(order), block_size, KV_HEADS, DIM), 1e4)  # what nobody wrote must not be read
+        self.v_pages = torch.full_like(self.k_pages, 1e4)
+        tables = np.zeros((len(segments), max(needed) + 2), dtype=np.int32)
+        for i, count in enumerate(needed):
+            tables[i, :count], order = order[:count], order[count:]
+        starts = np.array([start for start, _ in segments], dtype=np.int32)
+        counts = np.array([count for _, count in segments], dtype=np.int32)
+        self.layout = make_layout(starts, counts, tables, block_size, torch.device("cpu"))
+        for i, (start, count) in enumerate(segments):
+            for position in range(start):  # history, written by earlier iterations
+                block, offset = tables[i, position // block_size], position % block_size
+                self.k_pages[block, offset], self.v_pages[block, offset] = self.k[i][position], self.v[i][position]
+            rows = slice(int(self.layout.cu_seqlens_q[i]), int(self.layout.cu_seqlens_q[i + 1]))
+            places = self.layout.write_to[rows]
+            self.k_pages.flatten(0, 1)[places] = self.k[i][start : start + count]
+            self.v_pages.flatten(0, 1)[places] = self.v[i][start : start + count]
+
+    @property
+    def queries(self) -> Tensor:
+        return torch.cat(self.q)
+
+    def reference(self) -> Tensor:
+        return torch.cat([dense(q, k, v) for q, k, v in zip(self.q, self.k, self.v, strict=True)])
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention by its definition; the queries are the last of the keys' positions. float64 inside."""
+    count, context, groups = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
+    key, value = (x.double().repeat_interleave(groups, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), key) / math.sqrt(q.shape[2])
+    later = torch.arange(context)[None] > torch.arange(context - count, context)[:, None]
+    weights = scores.masked_fill(later, -math.inf).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, value).float()
+
+
+def check(attend: Attention, case: Case) -> None:
+    out = attend(case.queries, case.k_pages, case.v_pages, case.layout)
+    torch.testing.assert_close(out, case.reference(), atol=2e-5, rtol=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(segments_of, st.sampled_from([1, 4, 16]))
+def test_cpu(segments: Segments, block_size: int) -> None:
+    check(CpuAttention(), Case(segments, block_size))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=9))
+def test_the_decode_kernel_equals_the_plain_path(starts: list[int]) -> None:
+    case = Case([(start, 1) for start in starts])
+    arguments = (case.queries, case.k_pages, case.v_pages, case.layout.block_table, case.layout.seqused_k)
+    torch.testing.assert_close(paged_decode(*arguments), paged_decode_torch(*arguments), atol=1e-5, rtol=1e-5)
+
+
+def from_pages(pages: Tensor, table: Tensor, used: int) -> Tensor:
+    return pages[table.long()].flatten(0, 1)[:used]
+
+
+def dense_by_arguments(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, cu_q: Tensor, used: list[int], table: Tensor, max_q: int, max_k: int
+) -> Tensor:
+    """What a paged varlen kernel computes, from nothing but its arguments."""
+    assert all(x.dtype == torch.int32 and x.is_contiguous() for x in (cu_q, table))
+    assert max_q == int(cu_q.diff().max())
+    assert max_k == max(used)
+    pieces = []
+    for i, count in enumerate(used):
+        queries = q[int(cu_q[i]) : int(cu_q[i + 1])]
+        pieces.append(dense(queries, from_pages(k_pages, table[i], count), from_pages(v_pages, table[i], count)))
+    return torch.cat(pieces)
+
+
+def test_flash_attn_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's call, replaced by its definition: a wrong cu_seqlens or block table gives a wrong result."""
+
+    def flash_attn_varlen_func(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        causal: bool = False,
+        block_table: Tensor | None = None,
+    ) -> Tensor:
+        assert causal
+        assert block_table is not None
+        assert cu_seqlens_k.dtype == torch.int32
+        used = cu_seqlens_k.diff().tolist()
+        return dense_by_arguments(q, k, v, cu_seqlens_q, used, block_table, max_seqlen_q, max_seqlen_k)
+
+    package: Any = ModuleType("flash_attn")
+    package.flash_attn_varlen_func = flash_attn_varlen_func
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    check(make_attention("flash_attn", "cuda"), Case(MIXED))
+
+
+def test_varlen_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def varlen_attn(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        assert options["window_size"] == (-1, 0), "causal"
+        assert options["enable_gqa"]
+        assert options["num_splits"] == 1
+        used = options["seqused_k"].tolist()
+        table, cu_q = options["block_table"], options["cu_seq_q"]
+        return dense_by_arguments(q, k, v, cu_q, used, table, options["max_q"], options["max_k"])
+
+    monkeypatch.setattr(varlen_module, "varlen_attn", varlen_attn)
+    check(make_attention("varlen", "cuda"), Case(MIXED))
+
+
+def test_varlen_on_cuda_by_shape() -> None:
+    """torch's own operator under fake tensors of device cuda: it takes our arguments and gives our shape."""
+    case = Case(MIXED, block_size=256)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+
+        def fake(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+            return torch.empty(x.shape, dtype=dtype or x.dtype, device="cuda")
+
+        layout = Layout(
+            cu_seqlens_q=fake(case.layout.cu_seqlens_q),
+            cu_seqlens_k=fake(case.layout.cu_seqlens_k),
+            block_table=fake(case.layout.block_table),
+            seqused_k=fake(case.layout.seqused_k),
+            write_to=fake(case.layout.write_to),
+            max_seqlen_q=case.layout.max_seqlen_q,
+            max_seqlen_k=case.layout.max_seqlen_k,
+            counts=case.layout.counts,
+            used=case.layout.used,
+        )
+        half = torch.bfloat16
+        q, k, v = fake(case.queries, half), fake(case.k_pages, half), fake(case.v_pages, half)
+        out = make_attention("varlen", "cuda")(q, k, v, layout)
+    assert (out.shape, out.dtype, out.device.type) == (case.queries.shape, half, "cuda")
+
+
+def test_backends_are_chosen_by_device() -> None:
+    assert make_attention("auto", "cpu").name == "cpu"
+    assert make_attention("auto", "cuda").name in ("flash_attn", "varlen")
+    for name, device in (("cpu", "cuda"), ("varlen", "cpu"), ("flash_attn", "cpu")):
+        with pytest.raises(ValueError, match="does not run on"):
+            make_attention(name, device)
+    with pytest.raises(ValueError, match="unknown attention backend 'magic'"):
+        make_attention("magic", "cuda")
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64, 300])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_the_packed_linear_equals_the_plain_one(rows: int, with_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(96, 72, generator=generator)
+    bias = torch.randn(96, generator=generator) if with_bias else None
+    x = torch.randn(rows, 72, generator=generator)
+    packed, plain = Linear(weight, bias), Linear(weight, bias, packed=False)
+    assert packed.packed
+    torch.testing.assert_close(packed(x), plain(x), atol=1e-4, rtol=1e-4)
