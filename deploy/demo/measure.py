@@ -30,7 +30,9 @@ class Load:
 
 
 @dataclass(slots=True)
-class _Stream:
+class Progress:
+    """Of one streamed request while it runs; `led` is set once it has had its undisturbed tokens."""
+
     sent: float = 0.0
     tokens: list[float] = field(default_factory=list)
     led: asyncio.Event = field(default_factory=asyncio.Event)
@@ -41,7 +43,7 @@ class _Stream:
 
 async def run_phase(url: str, model: str, load: Load, policy: str, chunk_size: int | None) -> PhaseRecord:
     """Raises CommandError where the server refuses or ends a request early."""
-    streams, long = [_Stream() for _ in load.prompts], _Stream()
+    streams, long = [Progress() for _ in load.prompts], Progress()
     async with _client(url) as client:
         running = [
             asyncio.create_task(_generate(client, model, prompt, load.tokens, stream))
@@ -67,7 +69,7 @@ async def run_phase(url: str, model: str, load: Load, policy: str, chunk_size: i
 async def warm_up(url: str, model: str, prompt: Sequence[int]) -> None:
     """First calls compile and allocate; that is not what the phases are to show."""
     async with _client(url) as client:
-        await _generate(client, model, prompt, 4, _Stream())
+        await _generate(client, model, prompt, 4, Progress())
 
 
 def _client(url: str) -> httpx.AsyncClient:
@@ -75,7 +77,7 @@ def _client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(300), limits=limits, trust_env=False)
 
 
-async def _all_led(streams: list[_Stream], running: list[asyncio.Task[None]]) -> None:
+async def _all_led(streams: list[Progress], running: list[asyncio.Task[None]]) -> None:
     led = asyncio.create_task(_wait_for_each(streams))
     await asyncio.wait([led, *running], return_when=asyncio.FIRST_COMPLETED)
     led.cancel()
@@ -85,12 +87,12 @@ async def _all_led(streams: list[_Stream], running: list[asyncio.Task[None]]) ->
             raise CommandError("a stream ended before the long prompt was sent; the model's context is too short")
 
 
-async def _wait_for_each(streams: list[_Stream]) -> None:
+async def _wait_for_each(streams: list[Progress]) -> None:
     for stream in streams:
         await stream.led.wait()
 
 
-async def _generate(client: httpx.AsyncClient, model: str, prompt: Sequence[int], tokens: int, seen: _Stream) -> None:
+async def _generate(client: httpx.AsyncClient, model: str, prompt: Sequence[int], tokens: int, seen: Progress) -> None:
     """Stream one completion and note the time of each token. Tokens are counted by usage: a chunk may carry several,
     and a token may have no text."""
     body = {
@@ -108,12 +110,13 @@ async def _generate(client: httpx.AsyncClient, model: str, prompt: Sequence[int]
         if response.status_code != 200:
             raise CommandError(f"the server refused a request: {_message(await response.aread())}")
         async for line in response.aiter_lines():
-            _note(line, seen)
+            note(line, seen)
     if len(seen.tokens) < tokens:
         raise CommandError(f"the server sent {len(seen.tokens)} of {tokens} tokens")
 
 
-def _note(line: str, seen: _Stream) -> None:
+def note(line: str, seen: Progress) -> None:
+    """Take in one line of an event stream. Raises CommandError for an error in it."""
     if not line.startswith("data:") or line.endswith("[DONE]"):
         return
     event: dict[str, Any] = json.loads(line.removeprefix("data:"))

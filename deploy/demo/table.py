@@ -34,19 +34,18 @@ def seconds(value: float) -> str:
 
 
 def verdict(phases: list[PhaseRecord]) -> str:
-    """The comparison in one sentence: how much shorter the largest gap is, and what it costs the long prompt."""
+    """The comparison in a sentence: how much shorter the largest gap is than at its worst, and what that costs."""
     worst = max(phases, key=lambda phase: figures(phase).gap_max_s)
-    best = min(phases, key=lambda phase: figures(phase).gap_max_s)
-    high, low = figures(worst), figures(best)
-    if worst is best or high.gap_max_s <= low.gap_max_s:
-        return f"The largest gap of a running stream under {best.policy} was {seconds(low.gap_max_s)}."
+    high = figures(worst)
+    others = [_against(high, phase) for phase in phases if phase is not worst]
+    stall = f"Under {worst.policy} running streams stood still for up to {seconds(high.gap_max_s)}"
+    return "; ".join([stall, *others]) + "."
+
+
+def _against(high: Figures, phase: PhaseRecord) -> str:
+    low = figures(phase)
+    later = low.ttft_long_s / high.ttft_long_s - 1
     return (
-        f"Under {worst.policy} the long prompt stalled running streams for up to {seconds(high.gap_max_s)}; "
-        f"under {best.policy} no gap was longer than {seconds(low.gap_max_s)} "
-        f"({high.gap_max_s / low.gap_max_s:.1f} times shorter), {_price(high, low)}."
+        f"under {phase.policy} for {seconds(low.gap_max_s)} at most ({high.gap_max_s / low.gap_max_s:.1f} times "
+        f"shorter), and the long prompt's first token came {abs(later):.0%} {'later' if later > 0 else 'sooner'}"
     )
-
-
-def _price(high: Figures, low: Figures) -> str:
-    change = low.ttft_long_s / high.ttft_long_s - 1
-    return f"and its first token came {abs(change):.0%} {'later' if change > 0 else 'sooner'}"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from deploy.demo.html import report
+from deploy.demo.measure import LEAD_TOKENS, TAIL_TOKENS, Progress, note
 from deploy.demo.record import PhaseRecord, StreamRecord, figures
+from deploy.demo.runner import fitting_load, parse_policies
 from deploy.demo.table import COLUMNS, cells, verdict
 from deploy.demo.timeline import ASCII, UNICODE, Glyphs, timeline
+from deploy.errors import CommandError
 
 
 def stalled() -> PhaseRecord:
@@ -78,11 +85,11 @@ def test_the_axis_has_round_numbers_at_their_places(span: float, width: int) -> 
 def test_the_table_and_the_verdict() -> None:
     assert cells(stalled()) == ("whole", "5.95 s", "251 ms", "100 ms", "6.00 s", "6.00 s", "8.0")
     assert len(COLUMNS) == len(cells(chunked()))
-    assert verdict([stalled(), chunked()]) == (
-        "Under whole the long prompt stalled running streams for up to 6.00 s; under chunked no gap was longer than "
-        "500 ms (12.0 times shorter), and its first token came 8% later."
+    assert verdict([chunked(), stalled()]) == (
+        "Under whole running streams stood still for up to 6.00 s; under chunked for 500 ms at most (12.0 times "
+        "shorter), and the long prompt's first token came 8% later."
     )
-    assert "500 ms" in verdict([chunked()])
+    assert verdict([chunked()]) == "Under chunked running streams stood still for up to 500 ms."
 
 
 def test_the_page_stands_alone() -> None:
@@ -97,3 +104,62 @@ def test_the_page_stands_alone() -> None:
     assert tokens[:3] == [40, 40, 3]
     for cell in (*COLUMNS, *cells(stalled()), *cells(chunked())):
         assert f">{cell}<" in page
+
+
+def test_policies_are_read_from_the_command_line() -> None:
+    assert parse_policies(" whole, slo,whole") == ["whole", "slo"]
+    for wrong in ("", ",", "whole,fastest"):
+        with pytest.raises(CommandError) as caught:
+            parse_policies(wrong)
+        assert caught.value.exit_code == 2
+
+
+def test_the_load_has_exact_lengths_and_outlasts_the_prefill(smollm2_dir: Path) -> None:
+    load = fitting_load(smollm2_dir, streams=3, long=1000, chunk_size=64, max_model_len=8192)
+    assert [len(prompt) for prompt in load.prompts] == [64, 64, 64]
+    assert len(set(load.prompts)) == 3
+    assert len(load.long) == 1000
+    assert load.tokens > 1000 / 64 + LEAD_TOKENS
+    with pytest.raises(CommandError, match="context"):
+        fitting_load(smollm2_dir, streams=3, long=1000, chunk_size=64, max_model_len=1000)
+
+
+async def test_every_token_is_timed_however_they_come() -> None:
+    """Three tokens in one event, one without text: counted by usage. An error inside a stream is one line."""
+    events = [
+        {"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}},
+        {"choices": [{"text": "bcd"}], "usage": {"completion_tokens": 4}},
+        {"choices": [{"text": ""}], "usage": {"completion_tokens": 5}},
+        {"choices": [], "usage": {"completion_tokens": 5}},
+    ]
+    seen = Progress()
+    for event in events:
+        note(f"data: {json.dumps(event)}", seen)
+    note("data: [DONE]", seen)
+    note(": a comment", seen)
+    assert len(seen.tokens) == 5
+    assert seen.tokens[1] == seen.tokens[3]
+    with pytest.raises(CommandError, match="worker died"):
+        note('data: {"error": {"message": "worker died"}}', seen)
+
+
+def test_the_demonstration_on_a_real_server(smollm2_dir: Path, tmp_path: Path) -> None:
+    """Small, but all of it: Ray, Serve, HTTP, the policy changed between the phases, both reports."""
+    page = tmp_path / "demo.html"
+    small = ["--streams", "2", "--long", "384", "--chunk-size", "64", "--policies", "whole,chunked"]
+    command = [sys.executable, "-m", "deploy.cli", "demo", "--json", "--html", str(page), *small]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    whole, split = json.loads(line)["phases"]
+    assert (whole["policy"], whole["chunk_size"]) == ("whole", None)
+    assert (split["policy"], split["chunk_size"]) == ("chunked", 64)
+    for phase in (whole, split):
+        assert phase["long_tokens"] == 384
+        assert len(phase["streams"]) == 2
+        assert all(len(stream["tokens_ms"]) == LEAD_TOKENS + 6 + TAIL_TOKENS for stream in phase["streams"])
+        assert phase["ttft_long_ms"] > 0
+    # Six chunks, each of which carries a token of both streams; whole, one gap each covers the prefill.
+    assert split["gaps_during"] > whole["gaps_during"]
+    assert whole["gap_max_ms"] > 0.9 * whole["ttft_long_ms"]
+    assert page.read_text(encoding="utf-8").count("<svg") == 2
