@@ -49,7 +49,7 @@ def demo(
         output = Output(as_json)
         server = life.run(lambda: running.start(life, config, running.Address("127.0.0.1", 0), say=output.progress))
         life.on_close(mute)
-        load = fitting_load(Path(server.info.model_dir), streams, long, config.chunk_size, server.info.max_model_len)
+        load = fitting_load(Path(server.info.model_dir), streams, long, server.info.max_model_len)
         phases = asyncio.run(run_phases(server, load, names, config.chunk_size, output.progress))
         if html is not None:
             html.write_text(report(phases, _facts(server.info)), encoding="utf-8")

@@ -7,6 +7,7 @@ from pathlib import Path
 from deploy.demo.measure import LEAD_TOKENS, TAIL_TOKENS, Load
 
 STREAM_PROMPT_TOKENS = 64
+LEAST_CHUNK = 8
 
 _TEXT = (
     "A lighthouse keeper wrote down the weather every morning. On some days the sea was flat and grey, and the ships "
@@ -16,17 +17,16 @@ _TEXT = (
 )
 
 
-def make_load(model_dir: Path, streams: int, long: int, smallest_chunk: int) -> Load:
-    """Streams of 64 prompt tokens that run long enough to be undisturbed before and after, at one token an iteration,
-    while `long` tokens are prefilled in chunks of `smallest_chunk`."""
+def make_load(model_dir: Path, streams: int, long: int) -> Load:
+    """Streams of 64 prompt tokens, and one prompt of `long` tokens. At one token an iteration the streams outlast
+    chunks of LEAST_CHUNK tokens."""
     from tokenizers import Tokenizer
 
     ids = Tokenizer.from_file(str(model_dir / "tokenizer.json")).encode(_TEXT, add_special_tokens=False).ids
-    iterations = -(-long // smallest_chunk)
     return Load(
         prompts=tuple(_cut(ids, start=7 * number, count=STREAM_PROMPT_TOKENS) for number in range(streams)),
         long=_cut(ids, start=5, count=long),
-        tokens=LEAD_TOKENS + iterations + TAIL_TOKENS,
+        tokens=LEAD_TOKENS + -(-long // LEAST_CHUNK) + TAIL_TOKENS,
     )
 
 

@@ -22,7 +22,8 @@ LONG_ANSWER = 12
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`prompts` of the streams and the `long` one, as token ids; `tokens` that each stream generates."""
+    """`prompts` of the streams and the `long` one, as token ids; `tokens` that each stream may generate. It ends
+    TAIL_TOKENS after the long request, so how long a policy takes does not cut it short."""
 
     prompts: tuple[tuple[int, ...], ...]
     long: tuple[int, ...]
@@ -31,11 +32,13 @@ class Load:
 
 @dataclass(slots=True)
 class Progress:
-    """Of one streamed request while it runs; `led` is set once it has had its undisturbed tokens."""
+    """Of one streamed request while it runs; `led` is set once it has had its undisturbed tokens, and `enough` is the
+    number of tokens at which its reader goes away."""
 
     sent: float = 0.0
     tokens: list[float] = field(default_factory=list)
     led: asyncio.Event = field(default_factory=asyncio.Event)
+    enough: int | None = None
 
     def record(self, origin: float) -> StreamRecord:
         return StreamRecord(self.sent - origin, tuple(token - origin for token in self.tokens))
@@ -52,6 +55,8 @@ async def run_phase(url: str, model: str, load: Load, policy: str, chunk_size: i
         try:
             await _all_led(streams, running)
             await _generate(client, model, load.long, LONG_ANSWER, long)
+            for stream in streams:
+                stream.enough = len(stream.tokens) + TAIL_TOKENS
             await asyncio.gather(*running)
         finally:
             for task in running:
@@ -111,6 +116,8 @@ async def _generate(client: httpx.AsyncClient, model: str, prompt: Sequence[int]
             raise CommandError(f"the server refused a request: {_message(await response.aread())}")
         async for line in response.aiter_lines():
             note(line, seen)
+            if seen.enough is not None and len(seen.tokens) >= seen.enough:
+                return
     if len(seen.tokens) < tokens:
         raise CommandError(f"the server sent {len(seen.tokens)} of {tokens} tokens")
 

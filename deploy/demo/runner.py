@@ -29,9 +29,9 @@ def parse_policies(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def fitting_load(model_dir: Path, streams: int, long: int, chunk_size: int, max_model_len: int) -> Load:
+def fitting_load(model_dir: Path, streams: int, long: int, max_model_len: int) -> Load:
     """Raises CommandError where the model's context is too short for it."""
-    load = make_load(model_dir, streams, long, chunk_size)
+    load = make_load(model_dir, streams, long)
     needed = max(len(load.long) + LONG_ANSWER, len(load.prompts[0]) + load.tokens)
     if needed > max_model_len:
         raise CommandError(f"--long {long} needs a context of {needed} tokens, and the model has {max_model_len}", 2)
