@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CONSTRAIN
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
-demo: $(STAMP) ## a long prompt into eight running streams, with and without chunks (about two minutes)
+demo: $(STAMP) ## a long prompt into eight running streams, under each policy (about two minutes)
 	@$(BIN)/stallfree demo $(ARGS)
 
 serve: $(STAMP) ## the server with the OpenAI API on http://127.0.0.1:8000
