@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo, EngineUnavailable
 from cluster.mailbox import Mailboxes
+from cluster.placement import remove_orphans
 from cluster.scheduler_actor import UNAVAILABLE, SchedulerActor
 from cluster.transport import ENVIRONMENT
 from scheduler.codec import decode_deltas, encode_requests
@@ -62,7 +63,8 @@ class AsyncCluster:
         be served, and EngineUnavailable where the actors die.
         """
         model_dir = await asyncio.to_thread(resolve, config.model)
-        scheduler = _scheduler_actor(config, name, namespace)
+        await asyncio.to_thread(remove_orphans)
+        scheduler = _scheduler_actor(config, name or f"engine-{uuid.uuid4().hex[:12]}", namespace)
         try:
             info = await _started(scheduler, model_dir, on_progress)
         except BaseException:
@@ -175,12 +177,17 @@ def _runs(batch: list[Request | str]) -> list[list[Request] | list[str]]:
     return cast(list[list[Request] | list[str]], runs)
 
 
-def _scheduler_actor(config: EngineConfig, name: str | None, namespace: str) -> ActorHandle[Any]:
-    options: dict[str, Any] = {"name": name, "namespace": namespace} if name else {}
+def _scheduler_actor(config: EngineConfig, name: str, namespace: str) -> ActorHandle[Any]:
     actor: Any = (
         ray.remote(SchedulerActor)
-        .options(num_cpus=0, max_concurrency=CONCURRENCY, runtime_env={"env_vars": ENVIRONMENT}, **options)
-        .remote(config)
+        .options(
+            num_cpus=0,
+            max_concurrency=CONCURRENCY,
+            runtime_env={"env_vars": ENVIRONMENT},
+            name=name,
+            namespace=namespace,
+        )
+        .remote(config, name, namespace)
     )
     return cast(ActorHandle[Any], actor)
 
@@ -205,6 +212,8 @@ async def _close(scheduler: ActorHandle[Any]) -> None:
         await asyncio.wait_for(_asked(scheduler.close.remote()), 8)
     with suppress(RayError):
         ray.kill(scheduler)
+    with suppress(RayError, ConnectionError):
+        await asyncio.to_thread(remove_orphans)
 
 
 async def _asked(answer: Any) -> Any:

@@ -72,24 +72,24 @@ class EngineConfig(BaseModel):
 
     model: str = "smollm2"
     served_model_name: str | None = None
-    tp: int = Field(1, ge=1)
-    groups: int = Field(1, ge=1)
+    tp: int = Field(default=1, ge=1)
+    groups: int = Field(default=1, ge=1)
     policy: PolicyName = "chunked"
-    chunk_size: int = Field(512, ge=1)
-    max_batched_tokens: int = Field(8192, ge=1)
-    max_running: int = Field(64, ge=1, le=4096)
-    max_model_len: int | None = Field(None, ge=2)
-    block_size: int | None = Field(None, ge=1)
+    chunk_size: int = Field(default=512, ge=1)
+    max_batched_tokens: int = Field(default=8192, ge=1)
+    max_running: int = Field(default=64, ge=1, le=4096)
+    max_model_len: int | None = Field(default=None, ge=2)
+    block_size: int | None = Field(default=None, ge=1)
     kv_memory: Bytes | None = None
-    num_blocks: int | None = Field(None, ge=1)
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    max_queued_requests: int = Field(1024, ge=1)
+    num_blocks: int | None = Field(default=None, ge=1)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    max_queued_requests: int = Field(default=1024, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     attention: Literal["auto", "cpu", "flash_attn", "varlen"] = "auto"
     transport: Literal["auto", "compiled", "actor"] = "auto"
-    threads: int | None = Field(None, ge=1)
-    overlap: int = Field(1, ge=1, le=2)
+    threads: int | None = Field(default=None, ge=1)
+    overlap: int = Field(default=1, ge=1, le=2)
     ttft_ms: Milliseconds | None = None
     tpot_ms: Milliseconds | None = None
     tbt_ms: Milliseconds | None = None

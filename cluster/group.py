@@ -38,17 +38,19 @@ class WorkerGroup:
         self.num_blocks = 0
 
     @classmethod
-    async def start(cls, config: EngineConfig, model_dir: str, device: str, say: Callable[[str], None]) -> WorkerGroup:
+    async def start(
+        cls, config: EngineConfig, model_dir: str, device: str, name: str, say: Callable[[str], None]
+    ) -> WorkerGroup:
         """Place, load and size a group. Raises ValueError, in one line, where that cannot be; nothing stays behind."""
         say(f"placing {config.tp} {'rank' if config.tp == 1 else 'ranks'}")
-        placement = await place(config.tp, device)
+        placement = await place(config.tp, device, name)
         group = cls(placement, [])
         try:
             group._ranks = [_rank_actor(placement, rank, device, _threads(config)) for rank in range(config.tp)]
             say("loading weights")
             await group._load(config, model_dir)
             await group._allocate(config)
-            group._transport = make_transport(config.transport, group._ranks)
+            group._transport = make_transport(config.transport, group._ranks, device)
             group._deaths = [asyncio.ensure_future(_watch(rank)) for rank in group._ranks]
         except BaseException:
             await group.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 
 _untyped: Any = ray
 
@@ -27,6 +27,12 @@ def node_address() -> str:
     return cast(str, _untyped.util.get_node_ip_address())
 
 
-def new_placement_group(bundles: list[dict[str, float]], strategy: str) -> PlacementGroup:
+def new_placement_group(bundles: list[dict[str, float]], strategy: str, name: str) -> PlacementGroup:
     make: Any = placement_group
-    return cast(PlacementGroup, make(bundles, strategy=strategy))
+    return cast(PlacementGroup, make(bundles, strategy=strategy, name=name))
+
+
+def placement_group_names() -> list[str]:
+    """Of every group that has not been removed."""
+    table: Any = placement_group_table
+    return [group["name"] for group in table().values() if group["state"] != "REMOVED"]

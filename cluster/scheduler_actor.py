@@ -19,6 +19,7 @@ from cluster.engine import EngineInfo, EngineUnavailable
 from cluster.group import WorkerGroup
 from cluster.loop import IterationLoop, IterationRecord
 from cluster.metrics import EngineMetrics
+from cluster.placement import group_name
 from cluster.ray_facts import total_resources
 from cluster.subscribers import Subscribers
 from cluster.tuning import Tuning, policy_for, tune
@@ -34,8 +35,9 @@ UNAVAILABLE = "engine_unavailable"
 class SchedulerActor:
     """An async actor: its methods run on one event loop, so that nothing here needs a lock."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, name: str, namespace: str) -> None:
         self._config = config
+        self._name, self._namespace = name, namespace
         self._progress = "starting"
         self._groups: list[WorkerGroup] = []
         self._loops: list[IterationLoop] = []
@@ -53,8 +55,9 @@ class SchedulerActor:
         config = self._config
         device = _device(config)
         for index in range(config.groups):
+            name = group_name(self._name, self._namespace, index)
             say = self._say_for(index)
-            self._groups.append(await WorkerGroup.start(config, model_dir, device, say))
+            self._groups.append(await WorkerGroup.start(config, model_dir, device, name, say))
         first = self._groups[0]
         num_blocks = min(group.num_blocks for group in self._groups)
         self._info = engine_info(config, model_dir, first.descriptions, num_blocks, first.transport)

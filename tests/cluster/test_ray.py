@@ -22,6 +22,7 @@ from cluster.client import Cluster
 from cluster.config import EngineConfig
 from cluster.engine import EngineUnavailable
 from cluster.local import LocalEngine
+from cluster.ray_facts import free_resources, total_resources
 from scheduler.errors import RequestRefused
 from scheduler.request import Delta, Finish, Request
 from scheduler.sampling import SamplingParams
@@ -168,6 +169,11 @@ async def test_a_dead_scheduler_ends_its_clients_streams(tiny_model_dir: Path) -
     with pytest.raises(EngineUnavailable):
         await anext(cluster.generate(greedy("next")))
     await cluster.close()
+    for _ in range(100):
+        if free_resources().get("CPU") == total_resources()["CPU"]:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("what the dead scheduler had placed is still reserved")
 
 
 async def test_closing_ends_every_process(tiny_model_dir: Path) -> None:
