@@ -65,9 +65,10 @@ class ActorTransport:
 def make_transport(name: str, ranks: Sequence[ActorHandle[Any]], device: str) -> Transport:
     """`auto` is compiled on CUDA where that can be set up, and plain calls on a CPU.
 
-    A compiled graph saves about 2 ms a step, but its readers turn in a loop while they wait, busy or idle: about a whole
-    hardware thread for the scheduler and one for every rank (measured with Ray 2.60). Beside a GPU that is a fair price;
-    on a CPU those threads are the ones that compute. Raises what Ray raises where `compiled` was asked for and cannot.
+    A compiled graph saves about 2 ms a step, but its readers turn in a loop while they wait, busy or idle: about half
+    a hardware thread for the scheduler and as much for every rank (measured with Ray 2.60). Beside a GPU that is a fair
+    price; on a CPU those threads are the ones that compute. Raises what Ray raises where `compiled` was asked for and
+    cannot be had.
     """
     if name == "actor" or (name == "auto" and not device.startswith("cuda")):
         return ActorTransport(ranks)

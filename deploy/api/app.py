@@ -22,6 +22,7 @@ from deploy.api.job import Job, check_parameters, make_job
 from deploy.api.prompts import Encoder, Limits, RawPrompt, parse_messages, parse_prompts
 from deploy.api.schemas import ChatRequest, CompletionRequest, Sampling, parse
 from deploy.api.settings import ApiSettings
+from deploy.api.slo import HEADER as SLO_HEADER
 from deploy.api.stops import StopStrings
 from workers.tokenizer import Tokenizer
 
@@ -78,7 +79,7 @@ class Api:
 
         body, raw_prompts = await read_body(request, self._settings.max_body_bytes, understand)
         prompts = await self._encoder.prompts(raw_prompts, body.add_special_tokens)
-        job = self._job(body, prompts, arrived)
+        job = self._job(body, prompts, arrived, request)
         echo = [self._tokenizer.decode(p.tokens) if p.text is None else p.text for p in prompts] if body.echo else []
         common = (job, self._engine.info.served_model_name, self._tokenizer)
         form = CompletionFormat(*common, body.return_token_ids, body.logprobs is not None, echo=echo)
@@ -94,7 +95,7 @@ class Api:
             return body, parse_messages(body, self._settings)
 
         body, messages = await read_body(request, self._settings.max_body_bytes, understand)
-        job = self._job(body, [await self._encoder.chat(body, messages)], arrived)
+        job = self._job(body, [await self._encoder.chat(body, messages)], arrived, request)
         common = (job, self._engine.info.served_model_name, self._tokenizer)
         return self._answer(ChatFormat(*common, body.return_token_ids, body.logprobs), body, [])
 
@@ -135,9 +136,9 @@ class Api:
             "max_model_len": info.max_model_len,
         }
 
-    def _job(self, body: Sampling, prompts: list[Any], arrived: float) -> Job:
-        eos = self._tokenizer.eos_token_ids
-        return make_job(body, prompts, self._engine.info, eos, self._settings, arrived)
+    def _job(self, body: Sampling, prompts: list[Any], arrived: float, request: Request) -> Job:
+        eos, slo = self._tokenizer.eos_token_ids, request.headers.get(SLO_HEADER)
+        return make_job(body, prompts, self._engine.info, eos, self._settings, arrived, slo)
 
     def _answer(self, form: Format, body: Sampling, offsets: list[int]) -> Answer:
         """`offsets`: where each choice's own text begins, where that is not at 0."""

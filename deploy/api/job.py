@@ -13,6 +13,7 @@ from deploy.api.errors import ApiError, bad_request, shorten
 from deploy.api.prompts import Limits, Prompt, context_exceeded
 from deploy.api.schemas import ChatRequest, CompletionRequest, Sampling
 from deploy.api.settings import ApiSettings
+from deploy.api.slo import asked_for
 from scheduler.admission import Limits as AdmissionLimits
 from scheduler.admission import check_request
 from scheduler.errors import RequestRefused
@@ -74,6 +75,7 @@ def make_job(
     eos_token_ids: tuple[int, ...],
     settings: ApiSettings,
     arrived: float,
+    slo_header: str | None = None,
 ) -> Job:
     """Everything that can be refused is refused here, before the engine hears of it. `arrived` is of time.monotonic.
 
@@ -83,6 +85,7 @@ def make_job(
         raise bad_request(
             f"{len(prompts)} prompts x n {body.n} are more than the limit of {settings.max_choices} choices", "n"
         )
+    promise, slo_class = asked_for(body, slo_header)
     chat = isinstance(body, ChatRequest)
     job_id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
     seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
@@ -96,6 +99,8 @@ def make_job(
             sampling=_sampling(body, seed, choice, logit_bias),
             stop_token_ids=tuple(dict.fromkeys((*own_stops, *body.stop_token_ids))),
             age_s=max(0.0, time.monotonic() - arrived),
+            promise=promise,
+            slo_class=slo_class,
         )
         for index, prompt in enumerate(prompts)
         for choice in range(body.n)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from deploy.api.errors import ApiError, bad_request, shorten
 from deploy.api.fields import drop_what_asks_for_nothing
 from scheduler.sampling import MAX_LOGPROBS
+from scheduler.slo import LONGEST_PROMISE_S
 
 MAX_N = 128
 """OpenAI's bound on choices for one prompt."""
@@ -26,6 +27,17 @@ class StreamOptions(Strict):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False
+
+
+_Milliseconds = Annotated[float, Field(gt=0, le=LONGEST_PROMISE_S * 1e3)]
+
+
+class SloNumbers(Strict):
+    """A promise in milliseconds: to the first token, per output token, and optionally for each single gap."""
+
+    ttft_ms: _Milliseconds
+    tpot_ms: _Milliseconds
+    tbt_ms: _Milliseconds | None = None
 
 
 class Sampling(Strict):
@@ -52,6 +64,8 @@ class Sampling(Strict):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     return_token_ids: bool = False
+
+    slo: str | SloNumbers | None = None
 
 
 class CompletionRequest(Sampling):
@@ -112,12 +126,20 @@ def parse(schema: type[Schema], body: dict[str, Any]) -> Schema:
         raise _first_error(error) from None
 
 
-def _first_error(error: ValidationError) -> ApiError:
+def parse_slo(value: Any) -> SloNumbers:
+    """A promise that came by another way than the body. Raises ApiError as `parse` does."""
+    try:
+        return SloNumbers.model_validate(value)
+    except ValidationError as error:
+        raise _first_error(error, "slo") from None
+
+
+def _first_error(error: ValidationError, inside: str | None = None) -> ApiError:
     errors = error.errors(include_url=False, include_context=False)
     first = max(
         (found for found in errors if found["loc"][:1] == errors[0]["loc"][:1]), key=lambda found: len(found["loc"])
     )
-    where = [part for part in first["loc"] if not _is_branch(part)]
+    where = [part for part in (*([inside] if inside else []), *first["loc"]) if not _is_branch(part)]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{shorten(part)}" for part in where).lstrip(".")
     if first["type"] == "missing":
         return bad_request(f"{param} is missing", param, "missing_required_parameter")
@@ -129,7 +151,7 @@ def _first_error(error: ValidationError) -> ApiError:
 
 def _is_branch(part: int | str) -> bool:
     """Whether a part of the path names a branch of a union rather than something of the client's."""
-    return isinstance(part, str) and part in ("str", "list[str]", "list[TextPart]")
+    return isinstance(part, str) and part in ("str", "list[str]", "list[TextPart]", "SloNumbers")
 
 
 def _shown(value: object) -> str:
