@@ -1,0 +1,109 @@
+"""The fitted cost model: what it recovers, how it is corrected online, and what it cannot be told by outliers."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.costmodel import Coefficients, OnlineCostModel, Sample, fit
+from scheduler.roofline import Features
+
+TRUTH = Coefficients(
+    overhead=0.002, read=0.04, per_token=0.0025, per_context=1e-6, per_pair=1e-7, per_sequence=1e-4, norm=2.0
+)
+
+
+def features(decodes: int, context: int, chunk: int, offset: int) -> Features:
+    return Features(decodes=decodes, decode_context=decodes * context).with_chunk(offset, chunk)
+
+
+GRID = [
+    *(features(b, s, 0, 0) for b in (1, 8, 32) for s in (64, 512, 2048)),
+    *(features(0, 0, c, o) for c in (16, 64, 128, 256, 512) for o in (0, 1024)),
+    *(features(8, 128, c, o) for c in (16, 64, 256) for o in (0, 512)),
+]
+SHAPES = ((4, 300, 100, 200), (20, 700, 0, 0), (2, 64, 400, 50), (12, 90, 30, 0))
+UNSEEN = [features(*shape) for shape in SHAPES]
+    features(b, s, c, o) for b, s, c, o in ((4, 300, 100, 200), (20, 700, 0, 0), (2, 64, 400, 50), (12, 90, 30, 0))
+]
+
+
+def test_a_fit_recovers_what_made_the_samples() -> None:
+    found = fit([Sample(f, TRUTH.predict(f)) for f in GRID])
+    for f in (*GRID, *UNSEEN):
+        assert found.predict(f) == pytest.approx(TRUTH.predict(f), rel=0.03)
+
+
+def test_a_fit_of_noisy_samples_is_unbiased_and_close_on_unseen_iterations() -> None:
+    rnd = random.Random(0)
+    noisy = [Sample(f, TRUTH.predict(f) * rnd.gauss(1, 0.08)) for f in GRID for _ in range(4)]
+    found = fit(noisy)
+    ratios = [found.predict(f) / TRUTH.predict(f) for f in UNSEEN]
+    assert all(0.9 < ratio < 1.1 for ratio in ratios)
+    assert abs(statistics.mean(found.predict(s.features) / s.seconds for s in noisy) - 1) < 0.05
+
+
+coefficients = st.builds(
+    Coefficients,
+    overhead=st.floats(0, 0.01),
+    read=st.floats(0.001, 0.1),
+    per_token=st.floats(1e-5, 0.005),
+    per_context=st.floats(0, 2e-5),
+    per_pair=st.floats(0, 1e-6),
+    per_sequence=st.floats(0, 1e-3),
+    norm=st.sampled_from([1.0, 2.0, 3.0]),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(coefficients)
+def test_no_coefficient_is_negative_and_the_error_is_small(truth: Coefficients) -> None:
+    found = fit([Sample(f, truth.predict(f)) for f in GRID])
+    assert all(value >= 0 for value in found.as_dict().values())
+    errors = [abs(found.predict(f) / truth.predict(f) - 1) for f in GRID]
+    assert statistics.median(errors) < 0.05
+
+
+def test_too_little_to_fit_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least 4 iterations"):
+        fit([Sample(GRID[0], 1.0)] * 3)
+    with pytest.raises(ValueError, match="positive duration"):
+        fit([Sample(GRID[0], 0.0)] * 5)
+
+
+@pytest.mark.parametrize("drift", [0.6, 1.7])
+def test_a_machine_that_changes_is_followed(drift: float) -> None:
+    model = OnlineCostModel(TRUTH)
+    f = GRID[3]
+    for _ in range(300):
+        model.observe(f, TRUTH.predict(f) * drift)
+    assert model.predict(f) == pytest.approx(TRUTH.predict(f) * drift, rel=0.02)
+
+
+def test_an_outlier_moves_it_no_more_than_a_surprise() -> None:
+    model = OnlineCostModel(TRUTH)
+    f = GRID[3]
+    ratio = model.observe(f, TRUTH.predict(f) * 1000)
+    assert ratio == pytest.approx(1000)
+    assert model.correction <= 1.25**0.05 + 1e-9
+    for _ in range(10_000):
+        model.observe(f, 1e9)
+    assert model.correction <= 4.0, "bounded for ever"
+
+
+def test_the_margin_is_the_quantile_of_what_happened() -> None:
+    model = OnlineCostModel(TRUTH, step=0.0)
+    assert model.margin(0.95) == 1.0, "nothing is known yet"
+    f = GRID[3]
+    for k in range(100):
+        model.observe(f, TRUTH.predict(f) * (1.0 + k / 100))
+    assert model.margin(0.95) == pytest.approx(1.94)
+    assert model.margin(0.5) == pytest.approx(1.49)
+    faster = OnlineCostModel(TRUTH, step=0.0)
+    for _ in range(50):
+        faster.observe(f, TRUTH.predict(f) * 0.5)
+    assert faster.margin(0.95) == 1.0, "never below the prediction"
