@@ -28,8 +28,6 @@ GRID = [
 ]
 SHAPES = ((4, 300, 100, 200), (20, 700, 0, 0), (2, 64, 400, 50), (12, 90, 30, 0))
 UNSEEN = [features(*shape) for shape in SHAPES]
-    features(b, s, c, o) for b, s, c, o in ((4, 300, 100, 200), (20, 700, 0, 0), (2, 64, 400, 50), (12, 90, 30, 0))
-]
 
 
 def test_a_fit_recovers_what_made_the_samples() -> None:
