@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from scheduler.budget import Batch
 from scheduler.costmodel import CostModel, OnlineCostModel
-from scheduler.policies.base import Draft, Forward, decode_all, fill_with_chunks
+from scheduler.policies.base import Draft, Forward, YoungestVictim, decode_all, fill_with_chunks
 from scheduler.request import Sequence
 from scheduler.roofline import Features
 from scheduler.search import largest
@@ -99,7 +99,7 @@ class SloBudget:
         return budget - over if over * 10 < budget else budget
 
 
-class SloPolicy:
+class SloPolicy(YoungestVictim):
     """All decodes, and chunks of the prompts by least laxity up to the budget, in one fused forward."""
 
     name: ClassVar[str] = "slo"
@@ -113,10 +113,6 @@ class SloPolicy:
         budget = self.budget.prefill_tokens(ordered) if ordered.prefills else 0
         forward = decodes + share(ordered.prefills, budget)
         return [forward] if forward else []
-
-    def victim(self, candidates: Seq[Sequence]) -> Sequence:
-        """Preempt whoever has the most time left to make up for it; among equals the youngest."""
-        return max(candidates, key=lambda sequence: sequence.order)
 
     def _by_laxity(self, batch: Batch) -> list[Sequence]:
         """Those that can meet their promise by least laxity, then those that cannot, oldest first."""
