@@ -18,6 +18,12 @@ from workers.attention.paged_decode import paged_decode
 class CpuAttention:
     name: ClassVar[str] = "cpu"
 
+    def __init__(self) -> None:
+        """Compiles the kernel (or loads it from numba's cache), so that no request has to wait for that."""
+        page = torch.zeros(1, 1, 1, 8)
+        one = torch.ones(1, dtype=torch.int32)
+        paged_decode(torch.zeros(1, 1, 8), page, page, torch.zeros(1, 1, dtype=torch.int32), one)
+
     def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, layout: Layout) -> Tensor:
         out = torch.empty_like(q)
         row = 0
