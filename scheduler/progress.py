@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.policies import Forward
 from scheduler.request import Sequence
@@ -29,11 +29,12 @@ class TokenTiming:
 
 def features_of(forward: Forward) -> Features:
     """The cost features of a forward that is about to run."""
-    features = Features()
+    chunks, decodes, context = Features(), 0, 0
     for draft in forward:
         sequence = draft.sequence
         if sequence.prefilling:
-            features = features.with_chunk(sequence.computed, draft.count)
+            chunks = chunks.with_chunk(sequence.computed, draft.count)
         else:
-            features = features.with_decode(sequence.computed + 1)
-    return features
+            decodes += 1
+            context += sequence.computed + 1
+    return replace(chunks, decodes=decodes, decode_context=context)

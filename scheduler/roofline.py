@@ -86,16 +86,6 @@ class Features:
     def tokens(self) -> int:
         return self.prefill_tokens + self.decodes
 
-    def with_decode(self, context: int) -> Features:
-        """The same iteration with one more decode, which attends to `context` positions."""
-        return Features(
-            self.prefill_tokens,
-            self.decodes + 1,
-            self.decode_context + context,
-            self.chunk_pairs,
-            self.chunk_context,
-        )
-
     def with_chunk(self, start: int, count: int) -> Features:
         """The same iteration with one more chunk, of `count` tokens from position `start`."""
         return Features(
