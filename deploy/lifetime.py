@@ -55,6 +55,7 @@ class Lifetime:
         self._steps: list[Callable[[], object]] = []
         self._traces: list[Callable[[set[int]], object]] = []
         self._seen: set[int] = set()
+        self._before = {child.pid for child in psutil.Process().children()}
 
     def __enter__(self) -> Lifetime:
         _adopt_orphans()
@@ -138,7 +139,12 @@ class Lifetime:
                 remove(self._seen)
 
     def _look(self) -> list[psutil.Process]:
-        below = psutil.Process().children(recursive=True)
+        """Processes below this one, but for those that were there before and what is below them."""
+        own = [child for child in psutil.Process().children() if child.pid not in self._before]
+        below = list(own)
+        for child in own:
+            with suppress(psutil.Error):
+                below += child.children(recursive=True)
         self._seen.update(process.pid for process in below)
         return below
 

@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+
+from deploy.lifetime import Lifetime
 
 BEGIN = """
 import subprocess, sys, threading, time
@@ -76,3 +79,16 @@ def test_a_second_signal_does_not_wait_for_running_work() -> None:
     process.terminate()
     assert process.wait(30) == 0
     assert not psutil.pid_exists(orphan)
+
+
+def test_what_was_there_before_is_left_alone() -> None:
+    """A process that has children of its own, a Ray among them perhaps, and then runs a command in itself."""
+    with subprocess.Popen(["sleep", "600"]) as before:
+        try:
+            with Lifetime() as life, suppress(ZeroDivisionError):
+                with_it = life.run(lambda: subprocess.Popen(["sleep", "600"]))
+                life.run(lambda: 1 / 0)
+            assert with_it.wait(10) != 0
+            assert before.poll() is None
+        finally:
+            before.kill()
