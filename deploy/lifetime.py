@@ -26,6 +26,7 @@ import psutil
 CLOSE_SECONDS = 6.0
 """For the orderly part of closing, draining aside. Killing what is left after it takes a second at most."""
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SWEEPS = 5
 _PR_SET_CHILD_SUBREAPER = 36
 _LONGEST = 20  # of the 107 bytes that a socket's path may have, Ray needs some 80
@@ -59,12 +60,13 @@ class Lifetime:
 
     def __enter__(self) -> Lifetime:
         _adopt_orphans()
+        self._handlers = [(number, signal.getsignal(number)) for number in _SIGNALS]
         self._listen()
         return self
 
     def _listen(self) -> None:
-        signal.signal(signal.SIGINT, self._stop)
-        signal.signal(signal.SIGTERM, self._stop)
+        for number in _SIGNALS:
+            signal.signal(number, self._stop)
 
     def run(self, start: Callable[[], Result]) -> Result:
         """What `start` returns or raises, unless a signal comes first."""
@@ -103,6 +105,8 @@ class Lifetime:
             closer.join(0.05)  # in steps: a second signal shortens the time
         self._sweep()
         self._ended.set()
+        for number, handler in self._handlers:
+            signal.signal(number, handler)
         return isinstance(error, Stopped)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:

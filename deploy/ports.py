@@ -1,4 +1,4 @@
-"""The port to listen on, looked at before anything is started."""
+"""Ports: the one to listen on, and those of others, looked at before anything is started."""
 
 from __future__ import annotations
 
@@ -26,3 +26,15 @@ def check_port(host: str, port: int) -> int:
                 f"port {port} on {host} is taken; stop what uses it, or choose another: --port"
             ) from None
         raise CommandError(f"cannot listen on {host} port {port}: {error.strerror or error}", 2) from None
+
+
+def check_answers(address: str, timeout_s: float = 3) -> None:
+    """Raises CommandError where `address` is a host:port at which nothing accepts a connection: a client library may
+    take minutes to say so. Anything else that is no host:port is left to the library."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+    except (OSError, OverflowError):
+        raise CommandError(f"nothing answers at {address}; is the Ray cluster running?") from None

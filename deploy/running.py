@@ -17,7 +17,7 @@ from cluster.engine import EngineInfo
 from deploy import preflight
 from deploy.errors import CommandError
 from deploy.lifetime import Lifetime
-from deploy.ports import check_port
+from deploy.ports import check_answers, check_port
 
 APPLICATION = "stallfree"
 
@@ -51,7 +51,11 @@ class Server:
         import ray
         from ray import serve
 
-        name, namespace = serve.get_deployment_handle("Engine", APPLICATION).scheduler.remote().result()
+        engine = serve.get_deployment_handle("Engine", APPLICATION)
+        try:
+            name, namespace = engine.scheduler.remote().result(timeout_s=_HTTP_SECONDS)
+        except TimeoutError:
+            raise CommandError("the application runs, but its engine does not answer this process") from None
         self.address = address
         self._scheduler: Any = ray.get_actor(name, namespace=namespace)
         info: Any = ray.get(self._scheduler.info.remote())
@@ -102,6 +106,8 @@ def start(
         raise CommandError(str(error)) from None
     if ray_address is None:
         preflight.check(config, model_dir)
+    else:
+        check_answers(ray_address)
     say(f"starting Ray{f' (cluster {ray_address})' if ray_address else ''}")
     _start_ray(life, ray_address)
     _start_serve(life, address, ray_address)
@@ -132,8 +138,11 @@ def _start_ray(life: Lifetime, address: str | None) -> None:
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        where = f"reach the Ray cluster at {address}" if address else "start Ray"
-        raise CommandError(f"cannot {where}: {(str(error) or type(error).__name__).splitlines()[0]}") from None
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        if address is None:
+            raise CommandError(f"cannot start Ray: {reason}") from None
+        hint = "" if "RAY_AUTH_MODE" in os.environ else "; if it asks for a token, set RAY_AUTH_MODE=token"
+        raise CommandError(f"cannot reach the Ray cluster at {address}: {reason}{hint}") from None
     life.on_close(ray.shutdown)
     life.on_ended(_remove_semaphores)
 

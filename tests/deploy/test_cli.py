@@ -87,6 +87,12 @@ def test_a_port_that_is_taken_is_found_before_anything_starts(capfd: pytest.Capt
     assert "--port" in line
 
 
+def test_a_ray_cluster_that_is_not_there(capfd: pytest.CaptureFixture[str], smollm2_dir: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    assert address in complaint(capfd, "serve", "--port", "0", "--ray-address", address, code=1)
+
+
 def test_fetch_says_where_the_model_is(capfd: pytest.CaptureFixture[str], smollm2_dir: Path) -> None:
     assert cli.run(["fetch", "smollm2", "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {"model": "smollm2", "directory": str(smollm2_dir)}
