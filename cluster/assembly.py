@@ -44,6 +44,7 @@ def engine_info(
         dtype=first.dtype,
         attention=first.attention,
         transport=transport,
+        most_requests=config.groups * (config.max_running + config.max_queued_requests),
     )
 
 

@@ -36,6 +36,8 @@ class EngineInfo:
     dtype: str
     attention: str
     transport: str
+    most_requests: int = 2**31
+    """Sequences that can run and wait at once in all groups: more at once could never be admitted."""
 
 
 class Engine(Protocol):

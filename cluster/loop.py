@@ -88,6 +88,11 @@ class IterationLoop:
         if self.scheduler.abort(request_id):
             self._wake.set()
 
+    def end_requests(self, reason: str) -> None:
+        """End every request with an error, at once."""
+        self.scheduler.fail_all(reason)
+        self._wake.set()
+
     async def heartbeat(self) -> None:
         """Return once an iteration was completed after this call: one under way, or a probe's if there is none.
 

@@ -141,6 +141,13 @@ class SchedulerActor:
         """All that is new for a subscriber: encoded deltas, or nothing where nothing came in time."""
         return await self._subscribers.poll(subscriber, timeout_s)
 
+    def end_requests(self, reason: str) -> int:
+        """End every request with an error that its client is told, because the engine is about to go. How many."""
+        ended = len(self._homes)
+        for loop in self._loops:
+            loop.end_requests(reason)
+        return ended
+
     def unsubscribe(self, subscriber: str) -> None:
         self.abort(self._subscribers.remove(subscriber))
 

@@ -121,7 +121,7 @@ class Api:
         name, namespace = await engine.scheduler.remote()
         self._cluster = await AsyncCluster.connect(name, namespace=namespace)
         tokenizer = await asyncio.to_thread(_load_tokenizer, self._cluster)
-        self._app = create_api(self._cluster, tokenizer, settings)
+        self._app = create_api(self._cluster, tokenizer, settings, answer_ids=False)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app

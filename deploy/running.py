@@ -20,6 +20,9 @@ from deploy.lifetime import Lifetime
 from deploy.ports import check_answers, check_port
 
 APPLICATION = "stallfree"
+SHUTTING_DOWN = "the server is shutting down"
+LAST_WORDS_S = 0.5
+"""For the API replicas to write the last events of streams that are ended by the shutdown."""
 
 _HTTP_SECONDS = 60
 
@@ -73,7 +76,8 @@ class Server:
         ray.get(self._scheduler.close.remote(), timeout=3)
 
     def drain(self, seconds: float) -> None:
-        """Return when nothing runs or waits any more, or after that time."""
+        """Return when nothing runs or waits any more, or after that time; what is left then ends with an error that
+        its client is told."""
         import ray
 
         until = time.monotonic() + seconds
@@ -82,6 +86,8 @@ class Server:
             if not stats["running"] + stats["waiting"]:
                 return
             time.sleep(0.1)
+        if ray.get(self._scheduler.end_requests.remote(SHUTTING_DOWN), timeout=1):
+            time.sleep(LAST_WORDS_S)
 
 
 def start(

@@ -31,7 +31,10 @@ class Load:
 
     def __post_init__(self) -> None:
         if self.prompt < 1 or self.decodes < 0 or self.context < 0 or not 0 <= self.rate < math.inf:
-            raise ValueError(f"not a load: {self}")
+            raise ValueError(
+                f"not a load: {self.rate} prompts of {self.prompt} tokens a second among {self.decodes} decodes "
+                f"of context {self.context}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

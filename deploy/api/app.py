@@ -29,8 +29,13 @@ from workers.tokenizer import Tokenizer
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_api(engine: Engine, tokenizer: Tokenizer, settings: ApiSettings | None = None) -> FastAPI:
-    """An ASGI application. It may be served by one event loop only: the one that the engine was started in."""
+def create_api(
+    engine: Engine, tokenizer: Tokenizer, settings: ApiSettings | None = None, *, answer_ids: bool = True
+) -> FastAPI:
+    """An ASGI application. It may be served by one event loop only: the one that the engine was started in.
+
+    `answer_ids`: whether answers carry X-Request-Id; not where a proxy before it adds that.
+    """
     settings = settings or ApiSettings()
     threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
     api = Api(engine, tokenizer, settings, threads)
@@ -41,17 +46,17 @@ def create_api(engine: Engine, tokenizer: Tokenizer, settings: ApiSettings | Non
         threads.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="Stallfree", lifespan=lifespan, redirect_slashes=False)
-    app.add_middleware(Boundary)
+    app.add_middleware(Boundary, answer_ids=answer_ids)
     install_error_handlers(app, settings.retry_after_s)
     for path, endpoint, schema in (
         ("/v1/completions", api.completions, CompletionRequest),
         ("/v1/chat/completions", api.chat_completions, ChatRequest),
     ):
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=_documented(schema))
-    app.add_api_route("/v1/models", api.models, methods=["GET"])
-    app.add_api_route("/v1/models/{model:path}", api.model, methods=["GET"])
-    app.add_api_route("/health", api.health, methods=["GET"])
-    app.add_api_route("/metrics", api.metrics, methods=["GET"], response_model=None)
+    app.add_api_route("/v1/models", api.models, methods=["GET", "HEAD"])
+    app.add_api_route("/v1/models/{model:path}", api.model, methods=["GET", "HEAD"])
+    app.add_api_route("/health", api.health, methods=["GET", "HEAD"])
+    app.add_api_route("/metrics", api.metrics, methods=["GET", "HEAD"], response_model=None)
     return app
 
 

@@ -13,10 +13,14 @@ _LONGEST_ID = 128
 
 
 class Boundary:
-    """ASGI middleware. A client's X-Request-Id is given back, never used as a name of ours: it may come twice."""
+    """ASGI middleware. A client's X-Request-Id is given back, never used as a name of ours: it may come twice.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Without `answer_ids` it is somebody else, such as Serve's proxy, who gives it back.
+    """
+
+    def __init__(self, app: ASGIApp, answer_ids: bool = True) -> None:
         self._app = app
+        self._answer_ids = answer_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -29,7 +33,8 @@ class Boundary:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                if self._answer_ids:
+                    MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
         try:

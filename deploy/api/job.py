@@ -81,10 +81,9 @@ def make_job(
 
     Raises ApiError and RequestRefused.
     """
-    if len(prompts) * body.n > settings.max_choices:
-        raise bad_request(
-            f"{len(prompts)} prompts x n {body.n} are more than the limit of {settings.max_choices} choices", "n"
-        )
+    most = min(settings.max_choices, info.most_requests)
+    if len(prompts) * body.n > most:
+        raise bad_request(f"{len(prompts)} prompts x n {body.n} are more than the limit of {most} choices", "n")
     promise, slo_class = asked_for(body, slo_header)
     chat = isinstance(body, ChatRequest)
     job_id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"

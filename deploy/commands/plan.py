@@ -17,6 +17,8 @@ from scheduler.roofline import Hardware, ModelShape
 from scheduler.shapes import known_shape, shape_from_config
 from scheduler.solver import Load, Targets
 
+MOST = 1 << 20
+"""Of a prompt, of decodes, of a context: what is beyond any machine only makes the search long."""
 _BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 
 
@@ -25,9 +27,9 @@ def plan(
     model: Annotated[str, typer.Option(help="A known model's name, or a directory with its config.json.")],
     gpu_name: Annotated[str | None, typer.Option("--gpu", help="A known GPU, such as A100-80 or H100.")] = None,
     tp: Annotated[int, typer.Option(help="Tensor-parallel GPUs of a group.", min=1)] = 1,
-    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 2048,
-    decodes: Annotated[int, typer.Option(help="Streams that decode meanwhile.", min=0)] = 32,
-    context: Annotated[int, typer.Option(help="Their mean context in tokens.", min=0)] = 1024,
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1, max=MOST)] = 2048,
+    decodes: Annotated[int, typer.Option(help="Streams that decode meanwhile.", min=0, max=MOST)] = 32,
+    context: Annotated[int, typer.Option(help="Their mean context in tokens.", min=0, max=MOST)] = 1024,
     ttft_ms: Annotated[float, typer.Option(help="Promised time to first token.")] = 2000,
     tpot_ms: Annotated[float, typer.Option(help="Promised time per output token.")] = 100,
     rate: Annotated[float, typer.Option(help="Prompts a second that arrive at a group (0: no queue).", min=0)] = 0,
@@ -35,7 +37,7 @@ def plan(
     kv: Annotated[str, typer.Option(help="KV format.")] = "bf16",
     peak_tflops: Annotated[float | None, typer.Option(help="Of a GPU not in the table.")] = None,
     bandwidth_tbps: Annotated[float | None, typer.Option(help="Memory bandwidth in TB/s, likewise.")] = None,
-    memory_gb: Annotated[float, typer.Option(help="Memory, likewise.", min=0)] = 80,
+    memory_gb: Annotated[float | None, typer.Option(help="Memory, likewise. [default: 80]", min=0.001)] = None,
     link_gbps: Annotated[float, typer.Option(help="GB/s between GPUs, likewise.", min=0.001)] = 25,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
@@ -77,7 +79,7 @@ def _shape(model: str, weight_bytes: float, kv_bytes: float) -> ModelShape:
 
 
 def _gpu(
-    name: str | None, peak_tflops: float | None, bandwidth_tbps: float | None, memory_gb: float, link_gbps: float
+    name: str | None, peak_tflops: float | None, bandwidth_tbps: float | None, memory_gb: float | None, link_gbps: float
 ) -> Listed:
     """From the table, or by flags; flags beside a name replace its peaks."""
     if name is None and (peak_tflops is None or bandwidth_tbps is None):
@@ -90,12 +92,13 @@ def _gpu(
         known = listed.hardware
         peak = known.peak_flops if peak_tflops is None else peak_tflops * 1e12
         bandwidth = known.bandwidth if bandwidth_tbps is None else bandwidth_tbps * 1e12
-        return replace(listed, hardware=replace(known, peak_flops=peak, bandwidth=bandwidth))
+        memory = known.memory_bytes if memory_gb is None else memory_gb * 1e9
+        return replace(listed, hardware=replace(known, peak_flops=peak, bandwidth=bandwidth, memory_bytes=memory))
     hardware = Hardware(
         name="by flags",
         peak_flops=(peak_tflops or 0) * 1e12,
         bandwidth=(bandwidth_tbps or 0) * 1e12,
-        memory_bytes=memory_gb * 1e9,
+        memory_bytes=(80 if memory_gb is None else memory_gb) * 1e9,
         link_bytes=link_gbps * 1e9,
     )
     return Listed(hardware, "given by flags", link_gbps * 1e9)
