@@ -101,11 +101,12 @@ class Layer:
     ) -> Tensor:
         heads, kv_heads, d = self._shard.query_heads.size, self._shard.kv_heads.size, self._shard.head_dim
         qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, d)  # [T, H + 2K, D]
-        turned = rotate(qkv[:, : heads + kv_heads], *angles)  # [T, H + K, D]
+        qk, v = qkv.split_with_sizes([heads + kv_heads, kv_heads], dim=1)
+        q, k = rotate(qk, *angles).split_with_sizes([heads, kv_heads], dim=1)  # [T, H, D] and [T, K, D]
         k_pages, v_pages = kv  # [blocks, block_size, K, D]
-        k_pages.flatten(0, 1).index_copy_(0, layout.write_to, turned[:, heads:])
-        v_pages.flatten(0, 1).index_copy_(0, layout.write_to, qkv[:, heads + kv_heads :])
-        attended = attend(turned[:, :heads], k_pages, v_pages, layout)  # [T, H, D]
+        k_pages.flatten(0, 1).index_copy_(0, layout.write_to, k)
+        v_pages.flatten(0, 1).index_copy_(0, layout.write_to, v)
+        attended = attend(q, k_pages, v_pages, layout)  # [T, H, D]
         return self._ranks.sum(self.out(attended.reshape(-1, heads * d)))  # [T, hidden]
 
     def _mlp(self, x: Tensor) -> Tensor:
@@ -150,17 +151,17 @@ class LlamaModel:
         angles = self.rope.at(positions, x.dtype)
         for layer, pages in zip(self.layers, kv.layers, strict=True):
             x = layer(x, angles, pages, attend, layout)
-        sampled = rms_norm(x[sample_rows], self.norm, self._eps)  # [S, hidden]
+        sampled = rms_norm(x.index_select(0, sample_rows), self.norm, self._eps)  # [S, hidden]
         if sampled.shape[0] == 0:
             return sampled.new_empty(0, self.config.vocab_size)
         return self.ranks.gather_columns(self.head(sampled), self.config.vocab_size)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         if self.ranks.size == 1:
-            return self.embedding[tokens]
+            return F.embedding(tokens, self.embedding)
         local = tokens - self.shard.vocab.start
         mine = (local >= 0) & (local < self.shard.vocab.size)
-        rows = self.embedding[local.clamp(0, self.shard.vocab.size - 1)]
+        rows = F.embedding(local.clamp(0, self.shard.vocab.size - 1), self.embedding)
         return self.ranks.sum(rows * mine.unsqueeze(1))
 
 

@@ -5,8 +5,11 @@ gloo on CPU, NCCL on CUDA: the same calls. With one rank every collective is the
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -56,6 +59,9 @@ class Ranks:
         if size > 1:
             if rendezvous is None:
                 raise ValueError("several ranks need a rendezvous address, such as tcp://127.0.0.1:29500")
+            if self.backend == "gloo" and urlsplit(rendezvous).hostname in ("127.0.0.1", "localhost", "::1"):
+                # Ranks of one host: gloo would else look its own host name up, which not every machine can.
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
             dist.init_process_group(
                 self.backend, init_method=rendezvous, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
             )

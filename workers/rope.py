@@ -18,7 +18,8 @@ class Rope:
 
     def at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin of [tokens] positions: [tokens, 1, head_dim / 2], ready to broadcast over heads."""
-        return self.cos[positions].unsqueeze(1).to(dtype), self.sin[positions].unsqueeze(1).to(dtype)
+        cos, sin = self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+        return cos.unsqueeze(1).to(dtype), sin.unsqueeze(1).to(dtype)
 
 
 def frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:

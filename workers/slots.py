@@ -65,11 +65,15 @@ class Slots:
         starts = np.array([s.start for s in segments], dtype=np.int32)
         counts = np.array([s.count for s in segments], dtype=np.int32)
         ends = starts + counts
-        if len(segments) == 0 or (counts < 1).any() or (ends > self.lengths[slots]).any():
+        if len(segments) == 0 or (counts < 1).any() or (starts < 0).any() or (ends > self.lengths[slots]).any():
             raise PlanError("a segment has no tokens, or tokens that do not exist")
+        if len(np.unique(slots)) < len(slots):
+            raise PlanError("a slot is twice in one forward")
         if (ends > self.block_counts[slots] * block_size).any():
             raise PlanError("a segment has no block for some of its tokens")
         sampling = np.array([i for i, s in enumerate(segments) if s.sample], dtype=np.int64)
+        if (ends[sampling] < self.lengths[slots[sampling]]).any():
+            raise PlanError("a segment samples a token that exists")
         return Batch(slots, starts, counts, sampling)
 
     def append(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scheduler.plan import IterationPlan, IterationResult, Sample, Segment
-from workers.attention import PAGE_SIZE, make_attention, make_layout, token_positions
+from workers.attention import PAGE_SIZE, check_page_size, make_attention, make_layout, token_positions
 from workers.config import WorkerConfig, WorkerDescription
 from workers.kv_cache import KvCache, bytes_per_block
 from workers.loader import checkpoint_dtype
@@ -47,9 +47,10 @@ class Worker:
         self._threads = config.threads or max(1, (os.cpu_count() or 1) // config.world_size)
         if self._device.type == "cpu":
             torch.set_num_threads(self._threads)
-        self._dtype = _dtype(config.dtype, self._device, folder)
+        self._dtype = choose_dtype(config.dtype, self._device, folder)
         self._attend = make_attention(config.attention, self._device.type)
         self.block_size = config.block_size or PAGE_SIZE[self._device.type]
+        check_page_size(self.block_size, self._device.type)
         model_config = read_config(folder)
         longest = int(model_config.max_position_embeddings)
         self.max_model_len = config.max_model_len or longest
@@ -169,11 +170,18 @@ def _device(config: WorkerConfig) -> torch.device:
     return torch.device("cpu")
 
 
-def _dtype(name: str, device: torch.device, folder: Path) -> torch.dtype:
-    """float32 on CPU, where nothing narrower is fast without special instructions; the checkpoint's own on CUDA."""
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else checkpoint_dtype(folder)
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+def choose_dtype(name: str, device: torch.device, folder: Path) -> torch.dtype:
+    """float32 on CPU, where nothing narrower is fast without special instructions. On CUDA the checkpoint's own, or
+    bfloat16 for one in float32, which the attention kernels there do not take. Raises ValueError."""
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name != "auto" and name not in names:
+        raise ValueError(f"unknown dtype {name!r}; choose one of auto, {', '.join(names)}")
+    if device.type == "cpu":
+        return names.get(name, torch.float32)
+    if name == "float32":
+        raise ValueError("the attention kernels on CUDA do not take float32; take --dtype bfloat16 or float16")
+    own = names.get(name, checkpoint_dtype(folder))
+    return own if own in (torch.bfloat16, torch.float16) else torch.bfloat16
 
 
 def _free_bytes(device: torch.device) -> int:

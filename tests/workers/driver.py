@@ -95,10 +95,15 @@ def reference_model(folder: Path) -> Any:
 
 def reference_tokens(folder: Path, prompt: Sequence[int], count: int) -> list[int]:
     """Greedy tokens of Hugging Face transformers."""
+    return list(_reference_tokens(folder, tuple(prompt), count))
+
+
+@cache
+def _reference_tokens(folder: Path, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
     model = reference_model(folder)
     with torch.inference_mode():
-        out = model.generate(torch.tensor([list(prompt)]), max_new_tokens=count, min_new_tokens=count, do_sample=False)
-    return [int(token) for token in out[0, len(prompt) :]]
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=count, min_new_tokens=count, do_sample=False)
+    return tuple(int(token) for token in out[0, len(prompt) :])
 
 
 def reference_logits(folder: Path, prompt: Sequence[int]) -> torch.Tensor:

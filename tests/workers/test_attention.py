@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,13 +14,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from workers.attention import Attention, Layout, make_attention, make_layout
+from tests.conftest import save_tiny
+from workers.attention import Attention, Layout, check_page_size, make_attention, make_layout
 from workers.attention import varlen as varlen_module
 from workers.attention.cpu import CpuAttention
 from workers.attention.paged_decode import paged_decode, paged_decode_torch
+from workers.kv_cache import KvCache
 from workers.linear import Linear
+from workers.loader import Weights
+from workers.model import LlamaModel, read_config
+from workers.parallel import Ranks
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 16, 4
 Segments = list[tuple[int, int]]
@@ -144,6 +150,7 @@ def test_varlen_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert options["enable_gqa"]
         assert options["num_splits"] == 1
         used = options["seqused_k"].tolist()
+        assert options["cu_seq_k"].diff().tolist() == used
         table, cu_q = options["block_table"], options["cu_seq_q"]
         return dense_by_arguments(q, k, v, cu_q, used, table, options["max_q"], options["max_k"])
 
@@ -176,12 +183,46 @@ def test_varlen_on_cuda_by_shape() -> None:
     assert (out.shape, out.dtype, out.device.type) == (case.queries.shape, half, "cuda")
 
 
+@pytest.mark.parametrize("backend", ["varlen", "flash_attn"])
+def test_the_whole_model_on_cuda_by_shape(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load and forward with every tensor on a device that this machine need not have."""
+    package: Any = ModuleType("flash_attn")
+    package.flash_attn_varlen_func = lambda q, *_, **__: torch.empty_like(q)
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    read = Weights._read
+
+    def read_outside(weights: Weights, name: str, where: tuple[slice, ...]) -> Tensor:
+        """Files cannot be read into fake tensors, so that only the shape is taken from them."""
+        with unset_fake_temporarily():
+            shape = read(Weights(folder, half, torch.device("cpu"), lambda count: None), name, where).shape
+        return torch.empty(shape, dtype=half, device=device)
+
+    monkeypatch.setattr(Weights, "_read", read_outside)
+    folder = save_tiny(tmp_path)
+    config, device, half = read_config(folder), torch.device("cuda:0"), torch.bfloat16
+    starts, counts = (np.array(column, dtype=np.int32) for column in zip(*MIXED, strict=True))
+    tables = np.arange(len(MIXED), dtype=np.int32)[:, None]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = LlamaModel(folder, config, Ranks(), device, half, 512)
+        shard = model.shard
+        pages = KvCache(len(model.layers), len(MIXED), 256, shard.kv_heads.size, shard.head_dim, half, device)
+        layout = make_layout(starts, counts, tables, 256, device)
+        total = int(counts.sum())
+        tokens, rows = (torch.zeros(n, dtype=torch.int64, device=device) for n in (total, 3))
+        logits = model(tokens, tokens, pages, make_attention(backend, "cuda"), layout, rows)
+    assert (logits.shape, logits.dtype, logits.device.type) == ((3, config.vocab_size), half, "cuda")
+
+
 def test_backends_are_chosen_by_device() -> None:
     assert make_attention("auto", "cpu").name == "cpu"
     assert make_attention("auto", "cuda").name in ("flash_attn", "varlen")
     for name, device in (("cpu", "cuda"), ("varlen", "cpu"), ("flash_attn", "cpu")):
         with pytest.raises(ValueError, match="does not run on"):
             make_attention(name, device)
+    check_page_size(512, "cuda")
+    check_page_size(7, "cpu")
+    with pytest.raises(ValueError, match="take a multiple of 256"):
+        check_page_size(16, "cuda")
     with pytest.raises(ValueError, match="unknown attention backend 'magic'"):
         make_attention("magic", "cuda")
 

@@ -14,7 +14,7 @@ from tests.conftest import save_tiny
 from tests.workers.driver import GREEDY, driver_on, loaded
 from workers.config import WorkerConfig
 from workers.slots import PlanError
-from workers.worker import Worker
+from workers.worker import Worker, choose_dtype
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,9 @@ ENTER = (Admission(0, (1, 2, 3), 3, GREEDY),)
         (plan(admit=(Admission(1, (1,) * 3000, 3000, GREEDY),)), "do not fit"),
         (plan(Segment(0, 0, 4, (0,)), admit=ENTER), "do not exist"),
         (plan(Segment(0, 0, 0, (0,)), admit=ENTER), "no tokens"),
+        (plan(Segment(0, -1, 2, (0,)), admit=ENTER), "do not exist"),
+        (plan(Segment(0, 0, 1, (0,)), Segment(0, 1, 1), admit=ENTER), "twice in one forward"),
+        (plan(Segment(0, 0, 2, (0,), True), admit=ENTER), "samples a token that exists"),
         (plan(Segment(0, 0, 3), admit=ENTER), "no block"),
         (plan(Segment(0, 0, 3, (20,)), admit=ENTER), "outside the pool"),
     ],
@@ -109,6 +112,7 @@ def test_a_model_that_is_not_supported_is_said_in_one_line(
         ({"device": "cuda"}, "no CUDA device"),
         ({"attention": "flash_attn"}, "does not run on cpu"),
         ({"max_model_len": 5000}, "beyond the model's 2048 positions"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'"),
     ],
 )
 def test_options_that_cannot_be_served(tmp_path: Path, options: dict[str, object], words: str) -> None:
@@ -116,3 +120,14 @@ def test_options_that_cannot_be_served(tmp_path: Path, options: dict[str, object
         pytest.skip("there is a CUDA device")
     with pytest.raises(ValueError, match=words):
         Worker(WorkerConfig(str(save_tiny(tmp_path)), **options)).load()  # type: ignore[arg-type]
+
+
+def test_dtypes_on_cuda_are_those_that_its_kernels_take(tmp_path: Path) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for stored, on_cuda in (("float32", torch.bfloat16), ("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
+        assert choose_dtype("auto", cpu, tmp_path) == torch.float32
+        assert choose_dtype("auto", cuda, tmp_path) == on_cuda
+    assert choose_dtype("float16", cuda, tmp_path) == torch.float16
+    with pytest.raises(ValueError, match="do not take float32"):
+        choose_dtype("float32", cuda, tmp_path)

@@ -6,10 +6,16 @@ import importlib.util
 
 from workers.attention.base import Attention, Layout, make_layout, token_positions
 
-__all__ = ["Attention", "Layout", "make_attention", "make_layout", "token_positions"]
+__all__ = ["Attention", "Layout", "check_page_size", "make_attention", "make_layout", "token_positions"]
 
 PAGE_SIZE = {"cpu": 16, "cuda": 256}
-"""Tokens of a KV block where nothing else is asked for; the CUDA kernels take multiples of 256."""
+"""Tokens of a KV block where nothing else is asked for. The CUDA kernels take multiples of theirs."""
+
+
+def check_page_size(block_size: int, device: str) -> None:
+    """Raises ValueError for a block size that the device's kernels do not take."""
+    if device.startswith("cuda") and block_size % PAGE_SIZE["cuda"]:
+        raise ValueError(f"block size {block_size} is not possible on {device}; take a multiple of {PAGE_SIZE['cuda']}")
 
 
 def make_attention(name: str, device: str) -> Attention:

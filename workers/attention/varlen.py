@@ -19,7 +19,7 @@ class VarlenAttention:
             k_pages,
             v_pages,
             cu_seq_q=layout.cu_seqlens_q,
-            cu_seq_k=None,
+            cu_seq_k=layout.cu_seqlens_k,  # not needed beside seqused_k, but the default kernel insists on it
             max_q=layout.max_seqlen_q,
             max_k=layout.max_seqlen_k,
             window_size=(-1, 0),
