@@ -45,10 +45,11 @@ class Worker:
         folder = Path(config.model_dir)
         self._device = _device(config)
         self._threads = config.threads or max(1, (os.cpu_count() or 1) // config.world_size)
-        if self._device.type == "cpu":
-            torch.set_num_threads(self._threads)
         self._dtype = choose_dtype(config.dtype, self._device, folder)
         self._attend = make_attention(config.attention, self._device.type)
+        if self._device.type == "cpu":
+            # After the decode kernel's first call: it starts OpenMP threads, which makes this thread forget the number.
+            torch.set_num_threads(self._threads)
         self.block_size = config.block_size or PAGE_SIZE[self._device.type]
         check_page_size(self.block_size, self._device.type)
         model_config = read_config(folder)
