@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 from ray.actor import ActorHandle
-from ray.dag import InputNode, MultiOutputNode
+from ray.dag import InputNode
+from ray.exceptions import RayChannelTimeoutError
+from ray.experimental.compiled_dag_ref import CompiledDAGRef
+
+from cluster.worker_actor import PARK
 
 MOST_UNDER_WAY = 4
+PARK_AFTER_S = 0.05
+"""Longer than any pause between two iterations of a busy engine, and too short to be seen in a CPU's load."""
+LOOK_EVERY_S = 0.001
+FIRST_LOOK = 0.8
+"""Nobody looks before this share of the shortest recent iteration is over."""
 
 ENVIRONMENT = {"RAY_CGRAPH_get_timeout": "86400", "RAY_CGRAPH_submit_timeout": "86400"}
 """For the process that drives a compiled graph: a long prompt is no reason to give a rank up, and a dead one is noticed
@@ -28,22 +38,78 @@ class Transport(Protocol):
 
 
 class CompiledTransport:
-    """Ray's compiled graph: shared-memory channels set up once, no scheduling and no object store on the way."""
+    """Ray's compiled graph: shared-memory channels set up once, no scheduling and no object store on the way.
+
+    Whoever reads a channel turns in a loop until something comes (Ray 2.60), at the cost of a hardware thread for the
+    driver and for every rank, busy or idle. So the driver looks whether the answer is there and sleeps in between, and
+    ranks that have had nothing to do for a moment are parked: they wait inside `execute` until they are called.
+    """
 
     name: ClassVar[str] = "compiled"
 
     def __init__(self, ranks: Sequence[ActorHandle[Any]]) -> None:
         with InputNode() as plan:
-            graph = MultiOutputNode([rank.execute.bind(plan) for rank in ranks])
-        self._graph: Any = graph.experimental_compile(enable_asyncio=True, _max_inflight_executions=MOST_UNDER_WAY)
+            answers = [rank.execute.bind(plan) for rank in ranks]
+            # One output only: of several, a look that finds some but not all of them would lose those it found.
+            answer: Any = answers[0] if len(ranks) == 1 else ranks[0].first.bind(*answers)
+        self._graph: Any = answer.experimental_compile(_max_inflight_executions=MOST_UNDER_WAY)
+        self._ranks: Sequence[ActorHandle[Any]] = ranks
+        self._sent: int = 0
+        self._under_way: int = 0
+        self._parked: Any = None
+        self._parking: asyncio.TimerHandle | None = None
+        self._durations: deque[float] = deque(maxlen=32)
 
     async def send(self, plan: bytes) -> bytes:
-        answers = await asyncio.gather(*await self._graph.execute_async(plan))
-        first: bytes = answers[0]
+        if self._parking is not None:
+            self._parking.cancel()
+        parked, self._parked = self._parked, None
+        if parked is not None:
+            self._wake()
+        answer = self._write(plan)
+        self._under_way += 1
+        try:
+            first = await self._read(answer, self._sent - 1)
+        finally:
+            self._under_way -= 1
+        if parked is not None:
+            parked.get(timeout=0)  # before this answer came that of the parking, which nobody wants
+        if self._under_way == 0:
+            self._parking = asyncio.get_running_loop().call_later(PARK_AFTER_S, self._park)
         return first
 
     async def close(self) -> None:
+        if self._parking is not None:
+            self._parking.cancel()
+        if self._parked is not None:
+            self._wake()
         await asyncio.to_thread(self._graph.teardown)
+
+    def _write(self, plan: bytes) -> Any:
+        answer = self._graph.execute(plan)
+        self._sent += 1
+        return answer
+
+    async def _read(self, answer: Any, index: int) -> bytes:
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        await asyncio.sleep(min(self._durations, default=0) * FIRST_LOOK)
+        while True:
+            try:
+                first: bytes = answer.get(timeout=0)
+            except RayChannelTimeoutError:
+                answer = CompiledDAGRef(self._graph, index)  # one reference may be asked once
+                await asyncio.sleep(LOOK_EVERY_S)
+            else:
+                self._durations.append(clock() - started)
+                return first
+
+    def _park(self) -> None:
+        self._parked = self._write(PARK)
+
+    def _wake(self) -> None:
+        for rank in self._ranks:
+            rank.wake.remote()
 
 
 class ActorTransport:
@@ -65,10 +131,9 @@ class ActorTransport:
 def make_transport(name: str, ranks: Sequence[ActorHandle[Any]], device: str) -> Transport:
     """`auto` is compiled on CUDA where that can be set up, and plain calls on a CPU.
 
-    A compiled graph saves about 2 ms a step, but its readers turn in a loop while they wait, busy or idle: about half
-    a hardware thread for the scheduler and as much for every rank (measured with Ray 2.60). Beside a GPU that is a fair
-    price; on a CPU those threads are the ones that compute. Raises what Ray raises where `compiled` was asked for and
-    cannot be had.
+    A compiled graph saves about 2 ms a step, which matters beside a step of ten and hardly beside one of sixty; and on
+    a CPU the ranks compute on the threads that its readers would turn on while they wait. Raises what Ray raises where
+    `compiled` was asked for and cannot be had.
     """
     if name == "actor" or (name == "auto" and not device.startswith("cuda")):
         return ActorTransport(ranks)

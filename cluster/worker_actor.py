@@ -15,6 +15,8 @@ from workers.worker import Worker
 
 CONTROL = "control"
 """Concurrency group of the calls that are answered while a plan is being executed."""
+PARK = b"park"
+"""Sent in the place of a plan: wait, without turning, until `wake` is called. No plan begins with this byte."""
 
 
 class RankActor:
@@ -23,6 +25,7 @@ class RankActor:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._worker: Worker | None = None
+        self._awake = threading.Event()
 
     def where(self) -> tuple[str, str, int]:
         """Node id, address, and a port that is free on it, for the group to meet at."""
@@ -42,8 +45,21 @@ class RankActor:
         self._ready().allocate(num_blocks)
 
     def execute(self, plan: bytes) -> bytes:
+        if plan == PARK:
+            self._awake.wait()
+            self._awake.clear()
+            return b""
         result = self._ready().execute(decode_plan(plan))
         return encode_result(result) if self._rank == 0 else b""
+
+    def first(self, answer: bytes, *others: bytes) -> bytes:
+        """The first rank's answer, once those of all ranks are there."""
+        return answer
+
+    @ray.method(concurrency_group=CONTROL)
+    def wake(self) -> None:
+        """Go on after a PARK, which may be still on its way."""
+        self._awake.set()
 
     @ray.method(concurrency_group=CONTROL)
     def watch(self) -> None:
