@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from cluster.engine import EngineUnavailable
 from cluster.executor import Executor
 from scheduler.plan import IterationPlan, IterationResult
-from scheduler.progress import TokenTiming
+from scheduler.progress import InFlight, Served, TokenTiming
 from scheduler.request import Delta, Request
 from scheduler.roofline import Features
 from scheduler.sampling import SamplingParams
@@ -20,20 +21,36 @@ PROBE_PREFIX = "_probe-"
 """Requests of the health check have ids that begin so; nobody is subscribed to them and no figure counts them."""
 
 Publish = Callable[[list[Delta]], None]
+Predict = Callable[[tuple[Features, ...]], float]
+"""Seconds that an iteration of these forwards will take."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationRecord:
-    """One iteration as it happened. Times are seconds of the loop's clock: plan made, result committed. `features` are
-    those of each of its forwards."""
+    """One iteration as it happened. Times are seconds of the loop's clock: plan made, result committed.
+
+    One that was sent while another ran starts when that one ends. `under_way` is what the scheduler knew of it,
+    `predicted_s` what it was expected to take when it was sent (None where nobody can tell), and `served` the requests that it ended as they should.
+    """
 
     plan: IterationPlan
     result: IterationResult
-    deltas: list[Delta]
-    timings: list[TokenTiming]
-    features: tuple[Features, ...]
+    under_way: InFlight
+    predicted_s: float | None
     started: float
     ended: float
+    deltas: list[Delta]
+    timings: list[TokenTiming]
+    served: list[Served]
+
+    @property
+    def features(self) -> tuple[Features, ...]:
+        """Of each of its forwards."""
+        return self.under_way.features
+
+    @property
+    def actual_s(self) -> float:
+        return self.ended - self.started
 
     @property
     def prefill_tokens(self) -> int:
@@ -42,6 +59,15 @@ class IterationRecord:
     @property
     def decodes(self) -> int:
         return sum(forward.decodes for forward in self.features)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    plan: IterationPlan
+    under_way: InFlight
+    predicted_s: float | None
+    started: float
+    answer: asyncio.Task[IterationResult]
 
 
 class IterationLoop:
@@ -59,6 +85,7 @@ class IterationLoop:
         clock: Callable[[], float],
         publish: Publish,
         observe: Callable[[IterationRecord], None] | None = None,
+        predict: Predict | None = None,
         overlap: int = 1,
     ) -> None:
         self.scheduler = scheduler
@@ -66,10 +93,12 @@ class IterationLoop:
         self._clock = clock
         self._publish = publish
         self._observe = observe
+        self._predict = predict
         self._overlap = overlap
-        self._under_way: deque[tuple[IterationPlan, float, asyncio.Task[IterationResult]]] = deque()
+        self._under_way: deque[_Launched] = deque()
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
+        self._last_ended = -math.inf
         self._closed = False
         self._probes = 0
         self.failure: str | None = None
@@ -122,8 +151,8 @@ class IterationLoop:
         except Exception as error:
             self._fail(f"the workers failed: {type(error).__name__}: {error}")
         finally:
-            for _, _, task in self._under_way:
-                task.cancel()
+            for launched in self._under_way:
+                launched.answer.cancel()
 
     def close(self) -> None:
         self._closed = True
@@ -137,21 +166,35 @@ class IterationLoop:
             plan = self.scheduler.schedule(started)
             if plan is None:
                 return
-            task = asyncio.ensure_future(self._executor.execute(plan))
-            self._under_way.append((plan, started, task))
+            under_way = self.scheduler.under_way(plan.iteration)
+            predicted = None if self._predict is None else self._predict(under_way.features)
+            answer = asyncio.ensure_future(self._executor.execute(plan))
+            self._under_way.append(_Launched(plan, under_way, predicted, started, answer))
 
     async def _complete(self) -> None:
-        plan, started, task = self._under_way[0]
-        result = await task
+        launched = self._under_way[0]
+        result = await launched.answer
         self._under_way.popleft()
         ended = self._clock()
-        features = self.scheduler.features(plan.iteration)
         deltas = self.scheduler.commit(result, ended)
         self.iterations += 1
         self._publish_if_any(deltas)
+        timings, served = self.scheduler.take_timings(), self.scheduler.take_served()
         if self._observe is not None:
-            timings = self.scheduler.take_timings()
-            self._observe(IterationRecord(plan, result, deltas, timings, features, started, ended))
+            self._observe(
+                IterationRecord(
+                    plan=launched.plan,
+                    result=result,
+                    under_way=launched.under_way,
+                    predicted_s=launched.predicted_s,
+                    started=max(launched.started, self._last_ended),
+                    ended=ended,
+                    deltas=deltas,
+                    timings=timings,
+                    served=served,
+                )
+            )
+        self._last_ended = ended
         self._tell_progress()
 
     def _fail(self, reason: str) -> None:

@@ -19,10 +19,30 @@ class Batch:
     now: float
 
 
-class TokenBudget(Protocol):
-    """Prompt tokens for one iteration that also carries every decode of the batch. Never negative."""
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why an iteration carries what it carries.
 
-    def prefill_tokens(self, batch: Batch) -> int: ...
+    `token_budget` are prompt tokens. `bound` names what kept it from being larger: `deadline` (a stream's next token),
+    `first_token` (of a prompt that the iteration completes), `cap` (max_batched_tokens), `prompts` (there are no more
+    prompt tokens), `progress` (the minimum, against all deadlines), `static` (the operator's number), `whole`, or
+    `none` where no prompt wants anything. `allowed_s` is the time until the tightest token is due, and `tightest` the
+    stream whose token that is; None where nothing is due.
+    """
+
+    token_budget: int = 0
+    bound: str = "none"
+    allowed_s: float | None = None
+    tightest: str | None = None
+
+
+NOTHING_WANTED = Decision()
+
+
+class TokenBudget(Protocol):
+    """Prompt tokens for one iteration that also carries every decode of the batch, with the reason. Never negative."""
+
+    def decide(self, batch: Batch) -> Decision: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +55,5 @@ class StaticBudget:
         if self.chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1, got {self.chunk_size}")
 
-    def prefill_tokens(self, batch: Batch) -> int:
-        return self.chunk_size
+    def decide(self, batch: Batch) -> Decision:
+        return Decision(self.chunk_size, "static")

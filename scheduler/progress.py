@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from scheduler.budget import Decision
 from scheduler.policies import Forward
 from scheduler.request import Sequence
 from scheduler.roofline import Features
+from scheduler.slo import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Part of a prompt in a plan: `count` tokens from `offset` on. `arrival` is its request's, by the loop's clock."""
+
+    request_id: str
+    offset: int
+    count: int
+    arrival: float
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A plan under way: who is sampled from, in the order of the plan, and what each of its forwards costs by."""
+    """A plan under way: who is sampled from, in the order of the plan, what each of its forwards costs by, why it is
+    as large as it is, its chunks, and whom it made give way."""
 
     sampling: list[Sequence]
     features: tuple[Features, ...]
+    decision: Decision
+    chunks: tuple[Chunk, ...]
+    preempted: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +42,15 @@ class TokenTiming:
     since_arrival_s: float
     gap_s: float | None
     last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A request that ended as it should: how it fared against what its class was promised."""
+
+    request_id: str
+    slo_class: str
+    outcome: Outcome
 
 
 def features_of(forward: Forward) -> Features:
@@ -38,3 +64,26 @@ def features_of(forward: Forward) -> Features:
             decodes += 1
             context += sequence.computed + 1
     return replace(chunks, decodes=decodes, decode_context=context)
+
+
+def chunks_of(forwards: Iterable[Forward]) -> tuple[Chunk, ...]:
+    """The prompts' parts of forwards that are about to run."""
+    return tuple(
+        Chunk(draft.sequence.request_id, draft.sequence.prefill_offset, draft.count, draft.sequence.arrival)
+        for forward in forwards
+        for draft in forward
+        if draft.sequence.prefilling
+    )
+
+
+def outcome_of(sequence: Sequence) -> Outcome | None:
+    """How a sequence fared; None where it never had a token."""
+    if sequence.first_token_at is None or sequence.last_token_at is None:
+        return None
+    gaps = len(sequence.tokens) - len(sequence.request.prompt) - len(sequence.request.produced) - 1
+    return Outcome(
+        ttft_s=sequence.first_token_at - sequence.arrival,
+        tpot_s=(sequence.last_token_at - sequence.first_token_at) / gaps if gaps > 0 else None,
+        largest_gap_s=sequence.largest_gap_s if gaps > 0 else None,
+        promise=sequence.promise,
+    )

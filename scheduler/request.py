@@ -94,6 +94,7 @@ class Sequence:
     preemptions: int = 0
     first_token_at: float | None = None
     last_token_at: float | None = None
+    largest_gap_s: float = 0.0
 
     @property
     def request_id(self) -> str:

@@ -18,9 +18,8 @@ from scheduler.budget import Batch
 from scheduler.errors import RequestRefused
 from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
 from scheduler.policies import Draft, Forward, Policy
-from scheduler.progress import InFlight, TokenTiming, features_of
+from scheduler.progress import InFlight, Served, TokenTiming, chunks_of, features_of, outcome_of
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
-from scheduler.roofline import Features
 from scheduler.slo import Promise, PromiseBook, UnknownClass
 
 KV_CAPACITY = "kv_capacity"
@@ -56,6 +55,8 @@ class Scheduler:
         self._in_flight: dict[int, InFlight] = {}
         self._outbox: list[Delta] = []
         self._timings: list[TokenTiming] = []
+        self._served: list[Served] = []
+        self._gave_way: list[str] = []
         self._iteration = 0
         self._next_order = 0
         self._preemptions = 0
@@ -94,12 +95,15 @@ class Scheduler:
         except UnknownClass as error:
             raise RequestRefused("invalid_request", str(error), "slo") from None
 
-    def abort(self, request_id: str) -> bool:
-        """End a request now; its blocks are free at once. False where no such request is known."""
+    def abort(self, request_id: str, finish: Finish = Finish.ABORT) -> bool:
+        """End a request now; its blocks are free at once. False where no such request is known.
+
+        `finish` STOP: its reader found a stop string, so that it has had all it asked for.
+        """
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
-        self._finish(sequence, Delta(request_id, finish=Finish.ABORT))
+        self._finish(sequence, Delta(request_id, finish=finish))
         return True
 
     def fail_all(self, reason: str) -> None:
@@ -128,6 +132,11 @@ class Scheduler:
         timings, self._timings = self._timings, []
         return timings
 
+    def take_served(self) -> list[Served]:
+        """Requests that ended as they should since the last call."""
+        served, self._served = self._served, []
+        return served
+
     def take_deltas(self) -> list[Delta]:
         """What ended outside of a commit (aborted, outgrew the pool, failed) since the last call."""
         deltas, self._outbox = self._outbox, []
@@ -148,7 +157,8 @@ class Scheduler:
             return None
         self._iteration += 1
         sampling: list[Sequence] = []
-        features = tuple(features_of(forward) for forward in granted)
+        features, chunks = tuple(features_of(forward) for forward in granted), chunks_of(granted)
+        gave_way_to_it, self._gave_way = tuple(self._gave_way), []
         plan = IterationPlan(
             iteration=self._iteration,
             admissions=tuple(self._admission(sequence) for sequence in self._entering),
@@ -156,12 +166,13 @@ class Scheduler:
             forwards=tuple(tuple(self._segment(draft, sampling) for draft in forward) for forward in granted),
         )
         self._entering, self._leaving = [], []
-        self._in_flight[plan.iteration] = InFlight(sampling, features)
+        decision = self.policy.decision
+        self._in_flight[plan.iteration] = InFlight(sampling, features, decision, chunks, gave_way_to_it)
         return plan
 
-    def features(self, iteration: int) -> tuple[Features, ...]:
-        """What the cost of each forward of a plan under way depends on. Raises KeyError for no such plan."""
-        return self._in_flight[iteration].features
+    def under_way(self, iteration: int) -> InFlight:
+        """What is known of a plan that has not been committed. Raises KeyError for no such plan."""
+        return self._in_flight[iteration]
 
     def commit(self, result: IterationResult, now: float) -> list[Delta]:
         """Take the answer to a plan. Returns what it added to each request, with what ended meanwhile.
@@ -232,8 +243,10 @@ class Scheduler:
                     delta = Delta(draft.sequence.request_id, finish=Finish.LENGTH, reason=KV_CAPACITY)
                     self._finish(draft.sequence, delta)
                 else:
-                    self._preempt(self.policy.victim(self._running))
+                    victim = self.policy.victim(self._running)
+                    self._preempt(victim)
                     self._preemptions += 1
+                    self._gave_way.append(victim.request_id)
         return gave_way
 
     def _grow(self, draft: Draft) -> bool:
@@ -311,6 +324,8 @@ class Scheduler:
         gap = None if sequence.last_token_at is None else now - sequence.last_token_at
         if sequence.first_token_at is None:
             sequence.first_token_at = now
+        else:
+            sequence.largest_gap_s = max(sequence.largest_gap_s, gap or 0.0)
         sequence.last_token_at = now
         self._timings.append(TokenTiming(sequence.request_id, now - sequence.arrival, gap, last))
 
@@ -320,6 +335,9 @@ class Scheduler:
         elif sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
         sequence.phase = Phase.FINISHED
+        outcome = outcome_of(sequence) if last.finish in (Finish.STOP, Finish.LENGTH) else None
+        if outcome is not None:
+            self._served.append(Served(sequence.request_id, sequence.request.slo_class, outcome))
         del self._sequences[sequence.request_id]
         self._outbox.append(last)
 

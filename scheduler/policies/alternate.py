@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import ClassVar
 
-from scheduler.budget import Batch, TokenBudget
+from scheduler.budget import NOTHING_WANTED, Batch, TokenBudget
 from scheduler.policies.base import Draft, Forward, YoungestVictim, fill_with_chunks
 from scheduler.request import Sequence
 
@@ -23,8 +23,9 @@ class AlternatePolicy(YoungestVictim):
 
     def compose(self, batch: Batch) -> list[Forward]:
         forwards: list[Forward] = []
+        self.decision = self._budget.decide(batch) if batch.prefills else NOTHING_WANTED
         if batch.prefills:
-            forwards.append(fill_with_chunks(batch.prefills[:1], self._budget.prefill_tokens(batch)))
+            forwards.append(fill_with_chunks(batch.prefills[:1], self.decision.token_budget))
         if batch.decodes:
             forwards.append([Draft(self._next_in_turn(batch.decodes), 1)])
         return [forward for forward in forwards if forward]

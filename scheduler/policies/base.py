@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from scheduler.budget import Batch
+from scheduler.budget import NOTHING_WANTED, Batch, Decision
 from scheduler.request import Sequence
 
 
@@ -26,6 +26,8 @@ class Policy(Protocol):
     """One way to share an iteration between prompts and decodes. Blocks, slots and the wire are not its concern."""
 
     name: ClassVar[str]
+    decision: Decision
+    """Of the last `compose`."""
 
     def compose(self, batch: Batch) -> list[Forward]:
         """The forwards of the next iteration, in order; empty where there is nothing to run."""
@@ -36,6 +38,8 @@ class Policy(Protocol):
 
 class YoungestVictim:
     """Preempt whoever came last: the oldest always gets on, so that everybody ends."""
+
+    decision: Decision = NOTHING_WANTED
 
     def victim(self, candidates: Seq[Sequence]) -> Sequence:
         return max(candidates, key=lambda sequence: sequence.order)

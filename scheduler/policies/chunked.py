@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from scheduler.budget import Batch, TokenBudget
+from scheduler.budget import NOTHING_WANTED, Batch, TokenBudget
 from scheduler.policies.base import Forward, YoungestVictim, decode_all, fill_with_chunks
 
 
@@ -19,5 +19,6 @@ class ChunkedPolicy(YoungestVictim):
 
     def compose(self, batch: Batch) -> list[Forward]:
         decodes = decode_all(batch.decodes)
-        chunks = fill_with_chunks(batch.prefills, self._budget.prefill_tokens(batch)) if batch.prefills else []
+        self.decision = self._budget.decide(batch) if batch.prefills else NOTHING_WANTED
+        chunks = fill_with_chunks(batch.prefills, self.decision.token_budget)
         return [decodes + chunks] if decodes or chunks else []

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from scheduler.budget import Batch
+from scheduler.budget import NOTHING_WANTED, Batch, Decision
 from scheduler.costmodel import CostModel, OnlineCostModel
 from scheduler.policies.base import Draft, Forward, YoungestVictim, decode_all, fill_with_chunks
 from scheduler.request import Sequence
@@ -34,42 +34,30 @@ class SloSettings:
     tile: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Why an iteration carries what it carries. `tightest` is the stream whose token is due first, None without one;
-    `allowed_s` the time until then, `predicted_s` what the iteration is expected to take."""
-
-    token_budget: int
-    allowed_s: float | None
-    predicted_s: float
-    tightest: str | None
-
-
 class SloBudget:
     """The token budget of an iteration from the deadlines of its streams (`scheduler.slo.Promise`)."""
 
     def __init__(self, cost: OnlineCostModel, settings: SloSettings | None = None) -> None:
         self.cost = cost
         self.settings = settings or SloSettings()
-        self.decision: Decision | None = None
         self._iterations_without_prefill = 0
 
-    def prefill_tokens(self, batch: Batch) -> int:
+    def decide(self, batch: Batch) -> Decision:
         """Prompt tokens for the batch's prefills in the order given; at most the cap, and never negative."""
-        decodes = decode_features(batch.decodes)
-        budget, allowed, tightest = self._largest_in_time(batch, decodes)
-        if batch.prefills and budget == 0:
+        decision = self._largest_in_time(batch)
+        if batch.prefills and decision.token_budget == 0:
             self._iterations_without_prefill += 1
             if self._iterations_without_prefill >= self.settings.patience:
-                budget = min(self.settings.min_progress, self.settings.max_batched_tokens)
-        if budget > 0:
+                least = min(self.settings.min_progress, self.settings.max_batched_tokens)
+                decision = replace(decision, token_budget=least, bound="progress")
+        if decision.token_budget > 0:
             self._iterations_without_prefill = 0
-        predicted = self.cost.predict(with_drafts(decodes, share(batch.prefills, budget)))
-        self.decision = Decision(budget, allowed, predicted, tightest)
-        return budget
+        return decision
 
-    def _largest_in_time(self, batch: Batch, decodes: Features) -> tuple[int, float | None, str | None]:
-        cap = min(self.settings.max_batched_tokens, sum(sequence.prefill_remaining for sequence in batch.prefills))
+    def _largest_in_time(self, batch: Batch) -> Decision:
+        decodes = decode_features(batch.decodes)
+        wanted = sum(sequence.prefill_remaining for sequence in batch.prefills)
+        cap = min(self.settings.max_batched_tokens, wanted)
         margin = self.cost.margin(self.settings.quantile)
         plain = self.cost.predict(decodes) * margin
         due = [(time_allowed(sequence, batch.now, plain), sequence.request_id) for sequence in batch.decodes]
@@ -80,18 +68,19 @@ class SloBudget:
             if self.cost.predict(alone) * margin <= sequence.next_token_due() - batch.now:
                 first_tokens[sequence.request_id] = sequence.next_token_due() - batch.now
 
-        def in_time(tokens: int) -> bool:
+        def late(tokens: int) -> str:
+            """Which deadline an iteration with so many prompt tokens would miss; none: empty."""
             drafts = share(batch.prefills, tokens)
             ends = self.cost.predict(with_drafts(decodes, drafts)) * margin
             if allowed is not None and ends > allowed:
-                return False
-            return all(
-                ends <= first_tokens.get(draft.sequence.request_id, math.inf)
-                for draft in drafts
-                if draft.count == draft.sequence.prefill_remaining
-            )
+                return "deadline"
+            completed = (draft.sequence for draft in drafts if draft.count == draft.sequence.prefill_remaining)
+            in_time = all(ends <= first_tokens.get(sequence.request_id, math.inf) for sequence in completed)
+            return "" if in_time else "first_token"
 
-        return self._whole_tiles(largest(in_time, cap), len(batch.decodes)), allowed, tightest
+        fits = largest(lambda tokens: not late(tokens), cap)
+        bound = late(fits + 1) if fits < cap else "prompts" if cap == wanted else "cap"
+        return Decision(self._whole_tiles(fits, len(batch.decodes)), bound, allowed, tightest)
 
     def _whole_tiles(self, budget: int, decodes: int) -> int:
         """Cut the iteration's tokens to whole tiles where the cut is small: 257 tokens cost what 384 do."""
@@ -110,8 +99,8 @@ class SloPolicy(YoungestVictim):
     def compose(self, batch: Batch) -> list[Forward]:
         ordered = Batch(self._by_laxity(batch), batch.decodes, batch.now)
         decodes = decode_all(batch.decodes)
-        budget = self.budget.prefill_tokens(ordered) if ordered.prefills else 0
-        forward = decodes + share(ordered.prefills, budget)
+        self.decision = self.budget.decide(ordered) if ordered.prefills else NOTHING_WANTED
+        forward = decodes + share(ordered.prefills, self.decision.token_budget)
         return [forward] if forward else []
 
     def _by_laxity(self, batch: Batch) -> list[Sequence]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from scheduler.budget import Batch
+from scheduler.budget import NOTHING_WANTED, Batch, Decision
 from scheduler.policies.base import Draft, Forward, YoungestVictim, decode_all
 
 
@@ -25,8 +25,11 @@ class WholePolicy(YoungestVictim):
     def compose(self, batch: Batch) -> list[Forward]:
         if batch.prefills and not (self._streams_are_owed and batch.decodes):
             self._streams_are_owed = True
-            return [self._whole_prompts(batch)]
+            prompts = self._whole_prompts(batch)
+            self.decision = Decision(sum(draft.count for draft in prompts), "whole")
+            return [prompts]
         self._streams_are_owed = False
+        self.decision = NOTHING_WANTED
         return [decode_all(batch.decodes)] if batch.decodes else []
 
     def _whole_prompts(self, batch: Batch) -> Forward:

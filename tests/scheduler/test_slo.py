@@ -101,7 +101,7 @@ def test_the_budget_is_the_largest_that_ends_before_the_tightest_token_is_due() 
     left = tight.next_token_due() - run.now
     plan = run.step()
     assert plan is not None
-    decision = run.budget.decision
+    decision = run.scheduler.policy.decision
     assert decision is not None
     assert decision.tightest == "tight"
     assert decision.allowed_s == pytest.approx(left)
