@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,12 +19,14 @@ __all__ = ["POLICIES", "Draft", "Forward", "Policy", "PolicyOptions", "make_poli
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """What policies are made from. `cost` is needed by `slo` alone; `tile` is the granularity of the matrix kernels."""
+    """What policies are made from. `cost` is needed by `slo` alone, which also reads `tile`, the granularity of the
+    matrix kernels, and `longest_s`, seconds that no iteration is to exceed for prompts."""
 
     chunk_size: int = 512
     max_batched_tokens: int = 8192
     cost: OnlineCostModel | None = None
     tile: int = 1
+    longest_s: float = math.inf
 
     @property
     def static_budget(self) -> StaticBudget:
@@ -33,7 +36,9 @@ class PolicyOptions:
 def _slo(options: PolicyOptions) -> Policy:
     if options.cost is None:
         raise ValueError("the slo policy needs a cost model")
-    settings = SloSettings(max_batched_tokens=options.max_batched_tokens, tile=options.tile)
+    settings = SloSettings(
+        max_batched_tokens=options.max_batched_tokens, longest_s=options.longest_s, tile=options.tile
+    )
     return SloPolicy(SloBudget(options.cost, settings))
 
 
@@ -52,8 +57,9 @@ def make_policy(
     max_batched_tokens: int = 8192,
     cost: OnlineCostModel | None = None,
     tile: int = 1,
+    longest_s: float = math.inf,
 ) -> Policy:
     """Raises ValueError for an unknown name or an impossible size, in one line that names the choices."""
     if name not in POLICIES:
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(POLICIES)}")
-    return POLICIES[name](PolicyOptions(chunk_size, max_batched_tokens, cost, tile))
+    return POLICIES[name](PolicyOptions(chunk_size, max_batched_tokens, cost, tile, longest_s))

@@ -25,9 +25,11 @@ from scheduler.search import largest
 class SloSettings:
     """`quantile`: share of iterations that must end in time. `min_progress`: prompt tokens that are computed, whatever
     the streams were promised, once prompts have waited `patience` iterations without any. `tile`: granularity of the
-    matrix kernels; a budget is cut to whole tiles where that costs it less than a tenth."""
+    matrix kernels; a budget is cut to whole tiles where that costs it less than a tenth. `longest_s`: seconds that no
+    iteration is planned to exceed for prompts, since who comes while it runs has to wait for its end."""
 
     max_batched_tokens: int = 8192
+    longest_s: float = math.inf
     quantile: float = 0.95
     min_progress: int = 16
     patience: int = 16
@@ -74,6 +76,8 @@ class SloBudget:
             ends = self.cost.predict(with_drafts(decodes, drafts)) * margin
             if allowed is not None and ends > allowed:
                 return "deadline"
+            if ends > self.settings.longest_s and tokens > self.settings.min_progress:
+                return "newcomers"
             completed = (draft.sequence for draft in drafts if draft.count == draft.sequence.prefill_remaining)
             in_time = all(ends <= first_tokens.get(sequence.request_id, math.inf) for sequence in completed)
             return "" if in_time else "first_token"

@@ -285,3 +285,12 @@ def test_classes_are_promises_of_their_own_or_factors_on_the_default() -> None:
     run.add(Request("r", (1,), 1, slo_class="batch"))
     run.step()
     assert "r" in run.ended
+
+
+def test_no_iteration_is_so_long_that_a_newcomer_could_not_be_in_time() -> None:
+    run = VirtualRun.with_policy(SloSettings(longest_s=0.3))
+    run.add(Request("long", prompt(4000), 1, promise=Promise(60, 1)))
+    run.step()
+    taken = run.features[-1]
+    assert run.scheduler.policy.decision.bound == "newcomers"
+    assert COST.predict(taken) <= 0.3 < COST.predict(taken.with_chunk(taken.prefill_tokens, 1))
