@@ -9,17 +9,20 @@ from scheduler.budget import Decision
 from scheduler.policies import Forward
 from scheduler.request import Sequence
 from scheduler.roofline import Features
-from scheduler.slo import Outcome
+from scheduler.slo import Outcome, Promise
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Part of a prompt in a plan: `count` tokens from `offset` on. `arrival` is its request's, by the loop's clock."""
+    """Part of a prompt in a plan: `count` of its `prompt_tokens` from `offset` on (after a preemption what was produced
+    counts as prompt). `arrival` is its request's, by the loop's clock, `promise` what it was promised."""
 
     request_id: str
     offset: int
     count: int
+    prompt_tokens: int
     arrival: float
+    promise: Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,10 @@ def features_of(forward: Forward) -> Features:
 def chunks_of(forwards: Iterable[Forward]) -> tuple[Chunk, ...]:
     """The prompts' parts of forwards that are about to run."""
     return tuple(
-        Chunk(draft.sequence.request_id, draft.sequence.prefill_offset, draft.count, draft.sequence.arrival)
+        Chunk(s.request_id, s.prefill_offset, draft.count, s.prefill_target, s.arrival, s.promise)
         for forward in forwards
         for draft in forward
-        if draft.sequence.prefilling
+        if (s := draft.sequence).prefilling
     )
 
 
