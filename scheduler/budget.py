@@ -26,8 +26,8 @@ class Decision:
     `token_budget` are prompt tokens. `bound` names what kept it from being larger: `deadline` (a stream's next token),
     `first_token` (of a prompt that the iteration completes), `newcomers` (who would wait for its end), `cap`
     (max_batched_tokens), `prompts` (there are no more prompt tokens), `progress` (the minimum, against all deadlines),
-    `static` (the operator's number), `whole`, or `none` where no prompt wants anything. `allowed_s` is the time until the tightest token is due, and `tightest` the
-    stream whose token that is; None where nothing is due.
+    `static` (the operator's number), `whole`, or `none` where no prompt wants anything. `allowed_s` is the time until
+    the tightest token is due, and `tightest` the stream whose token that is; None where nothing is due.
     """
 
     token_budget: int = 0

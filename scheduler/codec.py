@@ -15,7 +15,7 @@ from scheduler.errors import WireError
 from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
 from scheduler.request import Delta, Finish, Request, TokenLogprob
 from scheduler.sampling import SamplingParams
-from scheduler.slo import Promise
+from scheduler.slo import Grant, Promise
 
 MARK = "stallfree"
 VERSION = 1
@@ -172,7 +172,7 @@ def _request_fields(r: Request) -> list[Any]:
     return [
         *(r.request_id, list(r.prompt), r.max_tokens, _sampling_fields(r.sampling)),
         *(list(r.stop_token_ids), list(r.produced), r.age_s),
-        None if r.promise is None else [r.promise.ttft_s, r.promise.tpot_s, r.promise.tbt_s],
+        None if r.promise is None else _promise_fields(r.promise),
         r.slo_class,
     ]
 
@@ -192,6 +192,10 @@ def _request(body: Any) -> Request:
     )
 
 
+def _promise_fields(p: Promise) -> list[Any]:
+    return [p.ttft_s, p.tpot_s, p.tbt_s]
+
+
 def _promise(body: Any) -> Promise:
     ttft, tpot, tbt = _fields(body, 3, "promise")
     try:
@@ -200,15 +204,25 @@ def _promise(body: Any) -> Promise:
         raise WireError(str(error)) from None
 
 
+def _grant_fields(g: Grant) -> list[Any]:
+    return [_promise_fields(g.promise), g.predicted_ttft_s, g.best_effort]
+
+
+def _grant(body: Any) -> Grant:
+    promise, predicted, best_effort = _fields(body, 3, "grant")
+    return Grant(_promise(promise), _float(predicted), _bool(best_effort))
+
+
 def _delta_fields(d: Delta) -> list[Any]:
     return [
         *(d.request_id, list(d.tokens), [_logprob_fields(p) for p in d.logprobs]),
         *(None if d.finish is None else d.finish.value, d.reason, d.cached_tokens),
+        None if d.grant is None else _grant_fields(d.grant),
     ]
 
 
 def _delta(body: Any) -> Delta:
-    request_id, tokens, logprobs, finish, reason, cached = _fields(body, 6, "delta")
+    request_id, tokens, logprobs, finish, reason, cached, grant = _fields(body, 7, "delta")
     decoded = tuple(_logprob(p) for p in _list(logprobs))
     return Delta(
         request_id=_str(request_id),
@@ -217,6 +231,7 @@ def _delta(body: Any) -> Delta:
         finish=None if finish is None else _finish(finish),
         reason=_optional_str(reason),
         cached_tokens=_count(cached),
+        grant=None if grant is None else _grant(grant),
     )
 
 

@@ -4,14 +4,16 @@
 class RequestRefused(Exception):
     """A request that is not admitted. `code` is stable and machine-readable, `message` is for a person.
 
-    Codes: `context_length_exceeded`, `kv_capacity_exceeded`, `queue_full`, `duplicate_request`, `invalid_request`.
+    Codes: `context_length_exceeded`, `kv_capacity_exceeded`, `queue_full`, `slo_infeasible`, `duplicate_request`,
+    `invalid_request`. `retry_after_s`: when it may be worth another try, where that can be told.
     """
 
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+    def __init__(self, code: str, message: str, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
+        self.retry_after_s = retry_after_s
 
 
 class WireError(ValueError):

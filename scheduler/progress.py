@@ -49,11 +49,16 @@ class TokenTiming:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A request that ended as it should: how it fared against what its class was promised."""
+    """A request that ended as it should: how it fared against what its class was promised, and what was predicted when
+    it was admitted (None where nothing was).
+
+    Classes are those of the promises, `custom` for numbers of the request's own, `default` and `best_effort`.
+    """
 
     request_id: str
     slo_class: str
     outcome: Outcome
+    predicted_ttft_s: float | None = None
 
 
 def features_of(forward: Forward) -> Features:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from scheduler.blocks import BlockTable
 from scheduler.sampling import SamplingParams
-from scheduler.slo import Promise
+from scheduler.slo import Grant, Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class Delta:
     """What one iteration added to one request. `finish` is set exactly once, on a request's last delta.
 
     `reason` says more about the end: the id of the stop token, `kv_capacity` for a sequence that outgrew the pool
-    alone, or an error in words. `cached_tokens` are prompt tokens whose KV was reused (on the first delta).
+    alone, or an error in words. `cached_tokens` are prompt tokens whose KV was reused (on the first delta). `grant`
+    comes before the first token, where the promise could not be given as it was asked for.
     """
 
     request_id: str
@@ -63,6 +64,7 @@ class Delta:
     finish: Finish | None = None
     reason: str | None = None
     cached_tokens: int = 0
+    grant: Grant | None = None
 
 
 class Phase(Enum):
@@ -84,6 +86,8 @@ class Sequence:
     order: int
     tokens: list[int]
     promise: Promise
+    slo_class: str = "default"
+    predicted_ttft_s: float | None = None
     phase: Phase = Phase.WAITING
     slot: int = -1
     blocks: BlockTable = field(default_factory=BlockTable)

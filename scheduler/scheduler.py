@@ -16,6 +16,7 @@ from scheduler.admission import Limits, check_request
 from scheduler.blocks import BlockPool
 from scheduler.budget import Batch
 from scheduler.errors import RequestRefused
+from scheduler.gate import Gate, Queue
 from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
 from scheduler.policies import Draft, Forward, Policy
 from scheduler.progress import InFlight, Served, TokenTiming, chunks_of, features_of, outcome_of
@@ -61,6 +62,7 @@ class Scheduler:
         self._next_order = 0
         self._preemptions = 0
         self.promises = PromiseBook()
+        self.gate: Gate | None = None
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -85,9 +87,25 @@ class Scheduler:
             tokens=[*request.prompt, *request.produced],
             promise=self._promise(request),
         )
+        sequence.slo_class = request.slo_class or ("default" if request.promise is None else "custom")
+        if self.gate is not None and not request.produced:
+            self._pass_gate(sequence, now)
         self._next_order += 1
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
+
+    def _pass_gate(self, sequence: Sequence, now: float) -> None:
+        """Raises RequestRefused for a promise that cannot be kept, where those are rejected."""
+        assert self.gate is not None  # asked before
+        queue = Queue(
+            self._running, self._waiting, len(self._free_slots), self.pool.free, blocks_for=self.pool.blocks_for
+        )
+        grant = self.gate.judge(sequence, queue, now)
+        if grant is not None:
+            sequence.promise = grant.promise
+            if grant.best_effort:
+                sequence.slo_class = "best_effort"
+            self._outbox.append(Delta(sequence.request_id, grant=grant))
 
     def _promise(self, request: Request) -> Promise:
         try:
@@ -337,7 +355,7 @@ class Scheduler:
         sequence.phase = Phase.FINISHED
         outcome = outcome_of(sequence) if last.finish in (Finish.STOP, Finish.LENGTH) else None
         if outcome is not None:
-            self._served.append(Served(sequence.request_id, sequence.request.slo_class, outcome))
+            self._served.append(Served(sequence.request_id, sequence.slo_class, outcome, sequence.predicted_ttft_s))
         del self._sequences[sequence.request_id]
         self._outbox.append(last)
 

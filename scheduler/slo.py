@@ -73,6 +73,18 @@ class PromiseBook:
 
 
 @dataclass(frozen=True, slots=True)
+class Grant:
+    """What a request gets instead of what it was to be promised, since that was predicted to be missed.
+
+    `promise` is what holds now. `best_effort`: its first token comes when nobody else's is at risk for it.
+    """
+
+    promise: Promise
+    predicted_ttft_s: float
+    best_effort: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a finished request fared. `tpot_s` is None for a request of one token, which cannot miss it."""
 

@@ -1,0 +1,144 @@
+"""Admission by promise: what a newcomer is predicted to get, and what happens where that is less than its promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal
+
+from scheduler.errors import RequestRefused
+from scheduler.request import Sequence
+from scheduler.roofline import Features
+from scheduler.slo import LONGEST_PROMISE_S, Grant, Promise
+from scheduler.solver import Load, Solver
+
+OnInfeasible = Literal["reject", "relax", "best-effort"]
+ROOM = 1.05
+"""A relaxed promise is a little more than what was predicted, or noise alone would break it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What a newcomer finds: sequences that hold a slot, those that wait for one, and what is free."""
+
+    running: Seq[Sequence]
+    waiting: Seq[Sequence]
+    free_slots: int
+    free_blocks: int
+    blocks_for: Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds from a newcomer's arrival to its first token, of that the wait for a slot and blocks, and the plain
+    decode step that it will then share."""
+
+    ttft_s: float
+    wait_s: float
+    tpot_s: float
+
+
+class Gate:
+    """Asks the solver. `margin`: ratio of actual to predicted to allow for, as it is now."""
+
+    def __init__(self, solver: Solver, on_infeasible: OnInfeasible, margin: Callable[[], float] = lambda: 1.0) -> None:
+        self._solver = solver
+        self._on_infeasible = on_infeasible
+        self._margin = margin
+
+    def judge(self, newcomer: Sequence, queue: Queue, now: float) -> Grant | None:
+        """None where its promise can be kept as far as anybody can tell, or what it gets instead.
+
+        Raises RequestRefused (`slo_infeasible`) where such requests are rejected. Leaves the forecast on the sequence.
+        """
+        forecast = self.forecast(newcomer, queue, now)
+        newcomer.predicted_ttft_s = forecast.ttft_s
+        asked = newcomer.promise
+        if forecast.ttft_s <= asked.ttft_s and forecast.tpot_s <= asked.tpot_s:
+            return None
+        if self._on_infeasible == "reject":
+            raise _refusal(asked, forecast)
+        if self._on_infeasible == "relax":
+            return Grant(_kept(asked, forecast, ROOM * forecast.ttft_s), forecast.ttft_s)
+        late = forecast.ttft_s > asked.ttft_s
+        return Grant(_kept(asked, forecast, LONGEST_PROMISE_S if late else 0.0), forecast.ttft_s, best_effort=True)
+
+    def forecast(self, newcomer: Sequence, queue: Queue, now: float) -> Forecast:
+        """As if nobody came after it: the prompts that are due before it go first, in chunks that the streams allow."""
+        streams = [sequence for sequence in queue.running if not sequence.prefilling]
+        load = Load(max(1, newcomer.length), len(streams), _mean([sequence.computed for sequence in streams]))
+        margin = self._margin()
+        allowed = min((_pace(sequence.promise) for sequence in streams), default=LONGEST_PROMISE_S)
+        chunk = max(1, self._solver.largest_chunk(load, allowed / margin))
+        due = newcomer.next_token_due()
+        prompts = [s for s in (*queue.running, *queue.waiting) if s.prefilling or s.slot < 0]
+        ahead = sum(_left(sequence) for sequence in prompts if sequence.next_token_due() <= due)
+        iterations = math.ceil((ahead + newcomer.length) / chunk)
+        last = newcomer.length - chunk / 2  # the mean offset of its chunks is half of this
+        whole = self._iteration(load, max(0, int(last / 2)), min(chunk, ahead + newcomer.length)) * margin
+        step = self._solver.step(load) * margin
+        # What is under way when it comes has to end first: half of an iteration on the average.
+        under_way = (whole if prompts else step) / 2 if queue.running else 0.0
+        wait = self._wait(newcomer, queue, step)
+        age = now - newcomer.arrival
+        sharers = len(queue.running) + 1
+        shared = Load(1, sharers, _mean([s.length for s in (*queue.running, newcomer)]))
+        return Forecast(age + max(wait, under_way) + iterations * whole, wait, self._solver.step(shared))
+
+    def _iteration(self, load: Load, offset: int, chunk: int) -> float:
+        decodes = Features(decodes=load.decodes, decode_context=load.decodes * load.context)
+        return self._solver.cost.predict(decodes.with_chunk(offset, chunk))
+
+    def _wait(self, newcomer: Sequence, queue: Queue, step: float) -> float:
+        """Seconds until enough streams have ended for those who wait and the newcomer to have a slot and blocks, if all
+        of them generate what they may: a stop token comes sooner, so that this is the most."""
+        slots = len(queue.waiting) + 1 - queue.free_slots
+        blocks = sum(queue.blocks_for(s.length) for s in (*queue.waiting, newcomer)) - queue.free_blocks
+        steps = 0
+        for tokens, held in sorted((_tokens_left(s), len(s.blocks)) for s in queue.running):
+            if slots <= 0 and blocks <= 0:
+                break
+            steps, slots, blocks = tokens, slots - 1, blocks - held
+        if slots > 0 and queue.running:  # more wait than run: they go through in rounds
+            steps += steps * slots // len(queue.running)
+        return steps * step
+
+
+def _refusal(asked: Promise, forecast: Forecast) -> RequestRefused:
+    late = max(0.0, forecast.ttft_s - asked.ttft_s)
+    parts = []
+    if late:
+        parts.append(f"first token is predicted in {_ms(forecast.ttft_s)}, {_ms(asked.ttft_s)} are promised")
+    if forecast.tpot_s > asked.tpot_s:
+        parts.append(f"a token every {_ms(forecast.tpot_s)} is predicted, every {_ms(asked.tpot_s)} is promised")
+    message = f"the promise cannot be kept now: the {' and '.join(parts)}; ask for less, or try again later"
+    return RequestRefused("slo_infeasible", message, "slo", retry_after_s=max(1.0, late))
+
+
+def _kept(asked: Promise, forecast: Forecast, ttft_s: float) -> Promise:
+    tpot = max(asked.tpot_s, ROOM * forecast.tpot_s) if forecast.tpot_s > asked.tpot_s else asked.tpot_s
+    tbt = None if asked.tbt_s is None else max(asked.tbt_s, tpot)
+    return Promise(min(LONGEST_PROMISE_S, max(asked.ttft_s, ttft_s)), min(LONGEST_PROMISE_S, tpot), tbt)
+
+
+def _pace(promise: Promise) -> float:
+    return promise.tpot_s if promise.tbt_s is None else min(promise.tpot_s, promise.tbt_s)
+
+
+def _left(sequence: Sequence) -> int:
+    """Prompt tokens to be computed, of one that runs or waits."""
+    return sequence.length - sequence.computed
+
+
+def _tokens_left(sequence: Sequence) -> int:
+    return sequence.prefill_remaining + sequence.request.max_tokens - sequence.generated
+
+
+def _mean(values: Seq[int]) -> int:
+    return sum(values) // len(values) if values else 0
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"
