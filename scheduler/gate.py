@@ -11,6 +11,7 @@ from typing import Literal
 from scheduler.errors import RequestRefused
 from scheduler.request import Sequence
 from scheduler.roofline import Features
+from scheduler.search import largest
 from scheduler.slo import LONGEST_PROMISE_S, Grant, Promise
 from scheduler.solver import Load, Solver
 
@@ -68,17 +69,20 @@ class Gate:
     def forecast(self, newcomer: Sequence, queue: Queue, now: float) -> Forecast:
         """As if nobody came after it: the prompts that are due before it go first, in chunks that the streams allow."""
         streams = [sequence for sequence in queue.running if not sequence.prefilling]
-        load = Load(max(1, newcomer.length), len(streams), _mean([sequence.computed for sequence in streams]))
+        decodes = Features(decodes=len(streams), decode_context=sum(sequence.computed for sequence in streams))
         margin = self._margin()
         allowed = min((_pace(sequence.promise) for sequence in streams), default=LONGEST_PROMISE_S)
-        chunk = max(1, self._solver.largest_chunk(load, allowed / margin))
         due = newcomer.next_token_due()
         prompts = [s for s in (*queue.running, *queue.waiting) if s.prefilling or s.slot < 0]
         ahead = sum(_left(sequence) for sequence in prompts if sequence.next_token_due() <= due)
-        iterations = math.ceil((ahead + newcomer.length) / chunk)
-        last = newcomer.length - chunk / 2  # the mean offset of its chunks is half of this
-        whole = self._iteration(load, max(0, int(last / 2)), min(chunk, ahead + newcomer.length)) * margin
-        step = self._solver.step(load) * margin
+        total, offset = ahead + newcomer.length, newcomer.length // 2
+
+        def iteration(chunk: int) -> float:
+            return self._solver.cost.predict(decodes.with_chunk(offset, chunk)) * margin
+
+        chunk = largest(lambda c: iteration(c) <= allowed, min(total, self._solver.cap), low=1)
+        iterations, whole = math.ceil(total / chunk), iteration(chunk)
+        step = self._solver.cost.predict(decodes) * margin
         # What is under way when it comes has to end first: half of an iteration on the average.
         under_way = (whole if prompts else step) / 2 if queue.running else 0.0
         wait = self._wait(newcomer, queue, step)
@@ -86,10 +90,6 @@ class Gate:
         sharers = len(queue.running) + 1
         shared = Load(1, sharers, _mean([s.length for s in (*queue.running, newcomer)]))
         return Forecast(age + max(wait, under_way) + iterations * whole, wait, self._solver.step(shared))
-
-    def _iteration(self, load: Load, offset: int, chunk: int) -> float:
-        decodes = Features(decodes=load.decodes, decode_context=load.decodes * load.context)
-        return self._solver.cost.predict(decodes.with_chunk(offset, chunk))
 
     def _wait(self, newcomer: Sequence, queue: Queue, step: float) -> float:
         """Seconds until enough streams have ended for those who wait and the newcomer to have a slot and blocks, if all

@@ -69,6 +69,11 @@ class Scheduler:
         """Sequences that hold a slot, oldest first."""
         return tuple(self._running)
 
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        """Sequences that wait for a slot or for blocks, oldest first."""
+        return tuple(self._waiting)
+
     # Requests come and go.
 
     def add(self, request: Request, now: float) -> None:

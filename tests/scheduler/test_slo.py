@@ -2,92 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.costmodel import Coefficients, OnlineCostModel
+from scheduler.costmodel import OnlineCostModel
 from scheduler.errors import RequestRefused
-from scheduler.plan import IterationPlan
-from scheduler.policies.slo import SloBudget, SloPolicy, SloSettings
+from scheduler.policies.slo import SloBudget, SloSettings
 from scheduler.request import Request, Sequence
 from scheduler.roofline import Features
-from scheduler.scheduler import Scheduler, SchedulerConfig
 from scheduler.slo import Outcome, Promise, PromiseBook
-from tests.scheduler.world import VOCAB, Run, expected_tokens
-
-COST = Coefficients(
-    overhead=0.002, read=0.04, per_token=0.0025, per_context=1e-6, per_pair=1e-7, per_sequence=1e-4, norm=2.0
-)
-"""About what a laptop processor does with a model of 135 million parameters."""
-CONFIG = SchedulerConfig(num_blocks=4000, block_size=16, max_model_len=9000, vocab_size=VOCAB, max_running=32)
-
-
-def features_of(plan: IterationPlan, prefilling: set[int]) -> Features:
-    f = Features()
-    for s in plan.segments:
-        if s.slot in prefilling:
-            f = f.with_chunk(s.start, s.count)
-        else:
-            f = replace(f, decodes=f.decodes + 1, decode_context=f.decode_context + s.start + 1)
-    return f
-
-
-@dataclass
-class VirtualRun(Run):
-    """Time passes as the cost model says, times `truth`; every token's time and lateness is kept."""
-
-    truth: float = 1.0
-    times: dict[str, list[float]] = field(default_factory=dict)
-    features: list[Features] = field(default_factory=list)
-
-    @classmethod
-    def with_policy(cls, settings: SloSettings | None = None, truth: float = 1.0) -> VirtualRun:
-        policy = SloPolicy(SloBudget(OnlineCostModel(COST), settings))
-        run = cls.of(Scheduler(CONFIG, policy))
-        assert isinstance(run, VirtualRun)
-        run.truth = truth
-        return run
-
-    @property
-    def budget(self) -> SloBudget:
-        policy = self.scheduler.policy
-        assert isinstance(policy, SloPolicy)
-        return policy.budget
-
-    def step(self) -> IterationPlan | None:
-        plan = self.scheduler.schedule(self.now)
-        self.take(self.scheduler.take_deltas())
-        if plan is None:
-            return None
-        prefilling = {s.slot for s in self.scheduler.running if not self.got.get(s.request_id)}
-        f = features_of(plan, prefilling)
-        self.features.append(f)
-        self.now += COST.predict(f) * self.truth
-        for delta in self.scheduler.commit(self.worker.execute(plan), self.now):
-            self.take([delta])
-            self.times.setdefault(delta.request_id, []).extend([self.now] * len(delta.tokens))
-        self.scheduler.check()
-        return plan
-
-    def latest(self, request: Request) -> float:
-        """By how much its latest token, but the first, was late (negative: early)."""
-        promise, times = request.promise, self.times[request.request_id]
-        assert promise is not None
-        return max(
-            (t - promise.token_due(j, times[0], times[j - 1]) for j, t in enumerate(times) if j > 0), default=-1.0
-        )
-
-
-def prompt(length: int) -> tuple[int, ...]:
-    return tuple(i % VOCAB for i in range(length))
-
-
-def stream(name: str, promise: Promise, tokens: int = 60) -> Request:
-    return Request(name, prompt(16), tokens, promise=promise)
+from tests.scheduler.virtual import CONFIG, COST, VirtualRun, prompt, stream
+from tests.scheduler.world import expected_tokens
 
 
 def test_the_budget_is_the_largest_that_ends_before_the_tightest_token_is_due() -> None:
