@@ -1,0 +1,182 @@
+"""A workload against a server: what is sent when, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from cluster.workloads.planned import ClosedLoop, Interference, OpenLoop, PlannedRequest, Workload
+from cluster.workloads.prompts import RandomPrompt
+from deploy.bench.dialect import Dialect, detect
+from deploy.bench.monitor import Progress, Watcher, snapshot, watch
+from deploy.bench.record import RunRecord
+from deploy.bench.sending import Sending
+from deploy.bench.target import Target
+
+START_S = 0.05
+"""From the last preparation to time 0, so that a request due at 0 is not late by what precedes it."""
+WARM_UP_AT_ONCE = 8
+
+
+async def drive(
+    target: Target,
+    workload: Workload,
+    *,
+    progress: Watcher | None = None,
+    warmup: int = 0,
+    stop: asyncio.Event | None = None,
+) -> RunRecord:
+    """Send the workload and record every token's time. `warmup` requests of its kind, with prompts of their own, go
+    before and are not recorded. `progress` is called a few times a second. Once `stop` is set nothing more is sent and
+    what is under way is given up; the record has what was seen. Errors of requests are in their records; raises
+    CommandError only where the server cannot be reached or refuses the smallest request beforehand."""
+    stop = stop or asyncio.Event()
+    tell: Watcher = progress or (lambda _: None)
+    async with target.client() as client:
+        tell(Progress("detect"))
+        dialect = await detect(client, target)
+        run = _Run(client, target, dialect, stop)
+        if warmup:
+            tell(Progress("warm-up", planned=warmup))
+            await run.until_stopped(run.warm_up(workload, warmup))
+        tell(Progress("prepare", planned=len(workload.requests)))
+        await run.prepare(workload.requests)
+        return await run.run(workload, tell)
+
+
+class _Run:
+    def __init__(self, client: httpx.AsyncClient, target: Target, dialect: Dialect, stop: asyncio.Event) -> None:
+        self._client = client
+        self._target = target
+        self._dialect = dialect
+        self._stop = stop
+        self._sendings: list[Sending] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Returns when the work is done or the run is to stop; raises what the work raises."""
+        working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+        finally:
+            for task in (working, stopping, *self._tasks):
+                task.cancel()
+            await asyncio.gather(working, stopping, *self._tasks, return_exceptions=True)
+
+    async def warm_up(self, workload: Workload, count: int) -> None:
+        """What becomes of these requests is nobody's concern: the run itself will show what is wrong."""
+        plans = list(workload.requests)
+        chosen = [_with_own_prompt(plans[number % len(plans)], number) for number in range(count)] if plans else []
+        free = asyncio.Semaphore(WARM_UP_AT_ONCE)
+
+        async def one(plan: PlannedRequest) -> None:
+            async with free:
+                sending = Sending(plan, self._dialect.encoded(plan, self._target), time.perf_counter())
+                await sending.run(self._client, self._target.path)
+
+        await asyncio.gather(*(one(plan) for plan in chosen))
+
+    async def prepare(self, plans: Sequence[PlannedRequest]) -> None:
+        """All bodies as bytes, before the first is due: about six bytes for each token of a prompt."""
+        for plan in plans:
+            if self._stop.is_set():
+                return
+            self._sendings.append(Sending(plan, self._dialect.encoded(plan, self._target), 0.0))
+            await asyncio.sleep(0)
+
+    async def run(self, workload: Workload, tell: Watcher) -> RunRecord:
+        planned = len(workload.requests)
+        origin, started_at = time.perf_counter() + START_S, time.time() + START_S
+        for sending in self._sendings:
+            sending.origin = origin
+        watching = asyncio.ensure_future(watch(tell, self._sendings, planned, origin))
+        try:
+            if not self._stop.is_set():
+                await asyncio.sleep(START_S)
+                await self.until_stopped(self._follow(workload, origin))
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+        duration_s = time.perf_counter() - origin
+        tell(snapshot(self._sendings, planned, origin))
+        records = [sending.record for sending in self._sendings if sending.record is not None]
+        return RunRecord(
+            requests=tuple(sorted(records, key=lambda record: record.sent_s)),
+            duration_s=duration_s,
+            started_at=started_at,
+            open_loop=isinstance(workload, OpenLoop),
+            interrupted=self._stop.is_set(),
+            planned=planned,
+            facts=self._facts(workload),
+        )
+
+    async def _follow(self, workload: Workload, origin: float) -> None:
+        if isinstance(workload, OpenLoop):
+            await self._open(origin)
+        elif isinstance(workload, ClosedLoop):
+            await self._closed(workload.concurrency)
+        else:
+            await self._interfere(workload)
+
+    async def _open(self, origin: float) -> None:
+        """By the clock alone: nothing here waits for a server."""
+        for sending in self._sendings:
+            await asyncio.sleep(max(0.0, origin + sending.plan.at_s - time.perf_counter()))
+            self._start(sending)
+        await asyncio.gather(*self._tasks)
+
+    async def _closed(self, concurrency: int) -> None:
+        waiting = iter(self._sendings)
+
+        async def worker() -> None:
+            for sending in waiting:  # shared by all workers: each takes the next one
+                sending.plan = replace(sending.plan, at_s=max(0.0, time.perf_counter() - sending.origin))
+                await self._start(sending)
+
+        await asyncio.gather(*(worker() for _ in range(concurrency)))
+
+    async def _interfere(self, workload: Interference) -> None:
+        """A stream that ends early holds nobody up: the long prompt is sent, and the figures say what was seen."""
+        *streams, long = self._sendings
+        for stream in streams:
+            stream.lead = workload.lead
+            self._start(stream)
+        for stream in streams:
+            await stream.led.wait()
+        long.plan = replace(long.plan, at_s=time.perf_counter() - long.origin)
+        await self._start(long)
+        for stream in streams:
+            stream.enough = len(stream.clock.times) + workload.tail
+        await asyncio.gather(*self._tasks)
+
+    def _start(self, sending: Sending) -> asyncio.Task[None]:
+        task = asyncio.create_task(sending.run(self._client, self._target.path))
+        self._tasks.append(task)
+        return task
+
+    def _facts(self, workload: Workload) -> dict[str, Any]:
+        names = {OpenLoop: "open loop", ClosedLoop: "closed loop", Interference: "interference"}
+        return {
+            "url": self._target.url,
+            "model": self._dialect.model,
+            "endpoint": self._target.endpoint,
+            "prompts": "token ids" if self._dialect.token_ids else "text",
+            "fields": sorted(self._dialect.fields),
+            "loop": names[type(workload)],
+        }
+
+
+def _with_own_prompt(plan: PlannedRequest, number: int) -> PlannedRequest:
+    """The same length and other content, so that no cache knows the run's prompts beforehand."""
+    if isinstance(plan.prompt, RandomPrompt):
+        return replace(plan, prompt=RandomPrompt(plan.prompt.tokens, f"warm-up/{number}"))
+    return plan
