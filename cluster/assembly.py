@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
-from cluster.tuning import Tuning, policy_for
+from cluster.tuning import Tuning, gate_for, policy_for
 from scheduler.scheduler import Scheduler, SchedulerConfig
 from workers.config import WorkerConfig, WorkerDescription
 
@@ -61,4 +61,5 @@ def make_scheduler(config: EngineConfig, info: EngineInfo, tuning: Tuning | None
     scheduler = Scheduler(sizes, policy_for(config, config.policy, config.chunk_size, info, tuning))
     if tuning is not None:
         scheduler.promises = tuning.promises
+        scheduler.gate = gate_for(config, config.policy, tuning)
     return scheduler

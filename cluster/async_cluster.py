@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +36,12 @@ CONCURRENCY = 10_000
 Progress = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+    stopped: bool
+
+
 class AsyncCluster:
     """Made by `start` or `connect`, inside the event loop that will use it."""
 
@@ -44,7 +51,7 @@ class AsyncCluster:
         self._owner = owner
         self._name = uuid.uuid4().hex
         self._mailboxes = Mailboxes()
-        self._outbox: asyncio.Queue[Request | str] = asyncio.Queue()
+        self._outbox: asyncio.Queue[Request | _Abort] = asyncio.Queue()
         self._failure: str | None = None
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._send())]
 
@@ -96,11 +103,14 @@ class AsyncCluster:
             async for delta in deltas:
                 yield delta
 
-    def abort(self, request_id: str) -> None:
-        self._outbox.put_nowait(request_id)
+    def abort(self, request_id: str, *, stopped: bool = False) -> None:
+        self._outbox.put_nowait(_Abort(request_id, stopped))
 
     async def stats(self) -> dict[str, Any]:
         return cast(dict[str, Any], await _asked(self.scheduler.stats.remote()))
+
+    async def iterations(self, after: int, limit: int) -> list[dict[str, Any]]:
+        return cast(list[dict[str, Any]], await _asked(self.scheduler.iterations.remote(after, limit)))
 
     async def metrics(self) -> bytes:
         return cast(bytes, await _asked(self.scheduler.metrics.remote()))
@@ -142,13 +152,15 @@ class AsyncCluster:
                 except (RayError, EngineUnavailable) as error:
                     self._fail(_reason(error))
 
-    async def _send_run(self, run: list[Request] | list[str]) -> None:
-        if isinstance(run[0], str):
-            await self.scheduler.abort.remote(run)
+    async def _send_run(self, run: list[Request] | list[_Abort]) -> None:
+        if isinstance(run[0], _Abort):
+            for stopped in (True, False):
+                if ids := [abort.request_id for abort in run if abort.stopped is stopped]:
+                    await self.scheduler.abort.remote(ids, stopped)
             return
         data = encode_requests(run)
-        for request_id, code, message, param in await self.scheduler.submit.remote(self._name, data):
-            refused = EngineUnavailable(message) if code == UNAVAILABLE else RequestRefused(code, message, param)
+        for request_id, code, *rest in await self.scheduler.submit.remote(self._name, data):
+            refused = EngineUnavailable(rest[0]) if code == UNAVAILABLE else RequestRefused(code, *rest)
             self._mailboxes.post(request_id, refused)
 
     async def _listen(self) -> None:
@@ -166,7 +178,7 @@ class AsyncCluster:
         self._mailboxes.fail_all(reason)
 
 
-def _runs(batch: list[Request | str]) -> list[list[Request] | list[str]]:
+def _runs(batch: list[Request | _Abort]) -> list[list[Request] | list[_Abort]]:
     """Neighbours of one kind together: an abort must not overtake its request."""
     runs: list[list[Any]] = []
     for item in batch:
@@ -174,7 +186,7 @@ def _runs(batch: list[Request | str]) -> list[list[Request] | list[str]]:
             runs[-1].append(item)
         else:
             runs.append([item])
-    return cast(list[list[Request] | list[str]], runs)
+    return cast(list[list[Request] | list[_Abort]], runs)
 
 
 def _scheduler_actor(config: EngineConfig, name: str, namespace: str) -> ActorHandle[Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from scheduler.gate import OnInfeasible
 from scheduler.slo import LONGEST_PROMISE_S, Promise
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -54,11 +56,24 @@ class SloPromise(BaseModel):
 
 
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-SloClasses = Annotated[dict[str, Factor | SloPromise], BeforeValidator(parse_classes)]
+
+
+def _not_reserved(classes: dict[str, Any]) -> dict[str, Any]:
+    for name in classes:
+        if name in RESERVED_CLASSES:
+            raise ValueError(f"the name {name!r} is reserved; choose another for this class")
+    return classes
+
+
+SloClasses = Annotated[dict[str, Factor | SloPromise], BeforeValidator(parse_classes), AfterValidator(_not_reserved)]
 """Classes of service by name: a factor on the default promise, or a promise of its own."""
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 PolicyName = Literal["whole", "alternate", "chunked", "slo"]
+
+
+RESERVED_CLASSES = ("default", "custom", "best_effort")
+"""Names under which figures are kept of requests without a class."""
 
 
 def default_classes() -> dict[str, float | SloPromise]:
@@ -74,7 +89,7 @@ class EngineConfig(BaseModel):
     served_model_name: str | None = None
     tp: int = Field(default=1, ge=1)
     groups: int = Field(default=1, ge=1)
-    policy: PolicyName = "chunked"
+    policy: PolicyName = "slo"
     chunk_size: int = Field(default=512, ge=1)
     max_batched_tokens: int = Field(default=8192, ge=1)
     max_running: int = Field(default=64, ge=1, le=4096)
@@ -94,3 +109,8 @@ class EngineConfig(BaseModel):
     tpot_ms: Milliseconds | None = None
     tbt_ms: Milliseconds | None = None
     slo_classes: SloClasses = Field(default_factory=default_classes)
+    on_infeasible: OnInfeasible = "best-effort"
+    profile_seconds: float = Field(default=15.0, ge=0, le=600)
+    """How long iterations are measured at the start, where nothing is known of machine and model; 0: not at all."""
+    iterations_kept: int = Field(default=4096, ge=0, le=1_000_000)
+    iteration_log: Annotated[str, AfterValidator(os.path.abspath)] | None = None

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from cluster.outlook import Outlook
 from scheduler.request import Delta, Request
 
 
@@ -38,6 +39,8 @@ class EngineInfo:
     transport: str
     most_requests: int = 2**31
     """Sequences that can run and wait at once in all groups: more at once could never be admitted."""
+    outlook: Outlook | None = None
+    """What it can promise; None where its workers were not measured."""
 
 
 class Engine(Protocol):
@@ -53,11 +56,17 @@ class Engine(Protocol):
 
     def generate(self, request: Request) -> AsyncIterator[Delta]: ...
 
-    def abort(self, request_id: str) -> None:
-        """Ask for a request to be ended; it leaves within an iteration. Unknown ids are ignored. Never blocks."""
+    def abort(self, request_id: str, *, stopped: bool = False) -> None:
+        """Ask for a request to be ended; it leaves within an iteration. Unknown ids are ignored. Never blocks.
+
+        `stopped`: its reader found what was to stop it, so that it counts as complete.
+        """
 
     async def stats(self) -> dict[str, Any]:
         """Figures now: running, waiting, blocks_free, blocks_total, iterations, policy, ... (see Scheduler.stats)."""
+
+    async def iterations(self, after: int, limit: int) -> list[dict[str, Any]]:
+        """The decision log (see IterationLog.entries)."""
 
     async def metrics(self) -> bytes:
         """Prometheus text exposition of the engine's figures."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -13,12 +13,12 @@ from cluster.assembly import engine_info, make_scheduler, worker_config
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo, EngineUnavailable
 from cluster.executor import LocalExecutor
-from cluster.loop import IterationLoop, IterationRecord
+from cluster.instruments import Instruments
+from cluster.loop import IterationLoop
 from cluster.mailbox import Mailboxes
-from cluster.metrics import EngineMetrics
 from cluster.sizing import kv_blocks
-from cluster.tuning import Tuning, policy_for, tune
-from scheduler.request import Delta, Request
+from cluster.tuning import Tuning, apply_policy, tune, with_outlook
+from scheduler.request import Delta, Finish, Request
 from scheduler.scheduler import Scheduler
 from workers.checkpoint import resolve
 from workers.config import WorkerDescription
@@ -31,19 +31,21 @@ class LocalEngine:
     def __init__(
         self, config: EngineConfig, info: EngineInfo, executor: LocalExecutor, tuning: Tuning | None = None
     ) -> None:
-        self.observers: list[Callable[[IterationRecord], None]] = []
         self.info = info
         self._config = config
         self._executor = executor
         self._tuning = tuning
         self._mailboxes = Mailboxes()
-        self._metrics = EngineMetrics(info.served_model_name)
+        self._instruments = Instruments(config, info.served_model_name, tuning)
+        watch = self._instruments.of(0)
+        self.observers = watch.more
         self._loop = IterationLoop(
             make_scheduler(config, info, tuning),
             executor,
             clock=time.monotonic,
             publish=self._mailboxes.deliver,
-            observe=self._observe,
+            observer=watch,
+            predict=None if tuning is None else tuning.predict,
             overlap=config.overlap,
         )
         self._task = asyncio.create_task(self._loop.run())
@@ -56,19 +58,12 @@ class LocalEngine:
         worker, description, num_blocks = await asyncio.to_thread(_load, config)
         info = engine_info(config, worker.config.model_dir, [description], num_blocks, transport="in-process")
         executor = LocalExecutor(worker)
-        tuning = await tune(config, info, executor, time.monotonic) if config.policy == "slo" else None
-        return cls(config, info, executor, tuning)
-
-    def _observe(self, record: IterationRecord) -> None:
-        for observer in self.observers:
-            observer(record)
-        self._metrics.observe(record)
-        if self._tuning is not None:
-            self._tuning.observe(record)
+        tuning = await tune(config, info, executor, time.monotonic)
+        return cls(config, with_outlook(config, info, tuning), executor, tuning)
 
     @property
     def tuning(self) -> Tuning | None:
-        """What is known of this worker's costs; None unless the engine was started with the slo policy."""
+        """What is known of this worker's costs; None where it was not measured (`profile_seconds` 0)."""
         return self._tuning
 
     @property
@@ -86,14 +81,17 @@ class LocalEngine:
             async for delta in deltas:
                 yield delta
 
-    def abort(self, request_id: str) -> None:
-        self._loop.abort(request_id)
+    def abort(self, request_id: str, *, stopped: bool = False) -> None:
+        self._loop.abort(request_id, Finish.STOP if stopped else Finish.ABORT)
 
     async def stats(self) -> dict[str, Any]:
         return self._loop.scheduler.stats()
 
     async def metrics(self) -> bytes:
-        return self._metrics.expose([self._loop.scheduler.stats()])
+        return self._instruments.expose([self._loop.scheduler.stats()])
+
+    async def iterations(self, after: int, limit: int) -> list[dict[str, Any]]:
+        return self._instruments.log.entries(after, limit)
 
     async def health(self, timeout_s: float) -> None:
         try:
@@ -102,13 +100,14 @@ class LocalEngine:
             raise EngineUnavailable(f"no iteration was completed within {timeout_s:g} s") from None
 
     async def configure(self, policy: str, chunk_size: int) -> None:
-        self._loop.scheduler.policy = policy_for(self._config, policy, chunk_size, self.info, self._tuning)
+        apply_policy(self._loop.scheduler, self._config, policy, chunk_size, self.info, self._tuning)
         self.info = replace(self.info, policy=policy, chunk_size=chunk_size)
 
     async def close(self) -> None:
         self._loop.close()
         await self._task
         await self._executor.close()
+        self._instruments.log.close()
 
 
 def _load(config: EngineConfig) -> tuple[Worker, WorkerDescription, int]:

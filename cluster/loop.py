@@ -7,15 +7,17 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from cluster.engine import EngineUnavailable
 from cluster.executor import Executor
 from scheduler.plan import IterationPlan, IterationResult
 from scheduler.progress import InFlight, Served, TokenTiming
-from scheduler.request import Delta, Request
+from scheduler.request import Delta, Finish, Request
 from scheduler.roofline import Features
 from scheduler.sampling import SamplingParams
 from scheduler.scheduler import Scheduler
+from scheduler.slo import UNPROMISED
 
 PROBE_PREFIX = "_probe-"
 """Requests of the health check have ids that begin so; nobody is subscribed to them and no figure counts them."""
@@ -25,12 +27,22 @@ Predict = Callable[[tuple[Features, ...]], float]
 """Seconds that an iteration of these forwards will take."""
 
 
+class Observer(Protocol):
+    """Whoever watches a loop. Called on its event loop, between iterations: it has to be quick, and must not raise."""
+
+    def iteration(self, record: IterationRecord) -> None: ...
+
+    def ends(self, deltas: list[Delta], served: list[Served]) -> None:
+        """What ended outside of any iteration: aborted, stopped by its reader, outgrown the pool, failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class IterationRecord:
     """One iteration as it happened. Times are seconds of the loop's clock: plan made, result committed.
 
     One that was sent while another ran starts when that one ends. `under_way` is what the scheduler knew of it,
-    `predicted_s` what it was expected to take when it was sent (None where nobody can tell), and `served` the requests that it ended as they should.
+    `predicted_s` what it was expected to take when it was sent (None where nobody can tell), and `served` the requests
+    that it ended as they should.
     """
 
     plan: IterationPlan
@@ -84,7 +96,7 @@ class IterationLoop:
         *,
         clock: Callable[[], float],
         publish: Publish,
-        observe: Callable[[IterationRecord], None] | None = None,
+        observer: Observer | None = None,
         predict: Predict | None = None,
         overlap: int = 1,
     ) -> None:
@@ -92,7 +104,7 @@ class IterationLoop:
         self._executor = executor
         self._clock = clock
         self._publish = publish
-        self._observe = observe
+        self._observer = observer
         self._predict = predict
         self._overlap = overlap
         self._under_way: deque[_Launched] = deque()
@@ -113,8 +125,9 @@ class IterationLoop:
         self.scheduler.add(request, self._clock())
         self._wake.set()
 
-    def abort(self, request_id: str) -> None:
-        if self.scheduler.abort(request_id):
+    def abort(self, request_id: str, finish: Finish = Finish.ABORT) -> None:
+        """`finish` STOP: its reader has had all it asked for."""
+        if self.scheduler.abort(request_id, finish):
             self._wake.set()
 
     def end_requests(self, reason: str) -> None:
@@ -131,7 +144,10 @@ class IterationLoop:
         while self.iterations == seen and self.failure is None:
             if self.scheduler.idle:
                 self._probes += 1
-                self.add(Request(f"{PROBE_PREFIX}{self._probes}", (0,), 1, SamplingParams(temperature=0.0)))
+                probe = Request(
+                    f"{PROBE_PREFIX}{self._probes}", (0,), 1, SamplingParams(temperature=0.0), promise=UNPROMISED
+                )
+                self.add(probe)
             await self._progress.wait()
         if self.failure is not None:
             raise EngineUnavailable(self.failure)
@@ -141,7 +157,7 @@ class IterationLoop:
         try:
             while not self._closed:
                 self._launch()
-                self._publish_if_any(self.scheduler.take_deltas())
+                self._tell_ends()
                 if self._under_way:
                     await self._complete()
                 else:
@@ -180,8 +196,8 @@ class IterationLoop:
         self.iterations += 1
         self._publish_if_any(deltas)
         timings, served = self.scheduler.take_timings(), self.scheduler.take_served()
-        if self._observe is not None:
-            self._observe(
+        if self._observer is not None:
+            self._observer.iteration(
                 IterationRecord(
                     plan=launched.plan,
                     result=result,
@@ -200,8 +216,14 @@ class IterationLoop:
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self.scheduler.fail_all(reason)
-        self._publish_if_any(self.scheduler.take_deltas())
+        self._tell_ends()
         self._tell_progress()
+
+    def _tell_ends(self) -> None:
+        deltas, served = self.scheduler.take_deltas(), self.scheduler.take_served()
+        self._publish_if_any(deltas)
+        if self._observer is not None and (deltas or served):
+            self._observer.ends(deltas, served)
 
     def _publish_if_any(self, deltas: list[Delta]) -> None:
         wanted = [delta for delta in deltas if not delta.request_id.startswith(PROBE_PREFIX)]

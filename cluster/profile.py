@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
 from cluster.executor import Executor
 from scheduler.costmodel import Coefficients, Sample, fit
@@ -21,7 +22,6 @@ from scheduler.roofline import Features
 from scheduler.sampling import SamplingParams
 from workers.checkpoint import cache_dir
 
-BUDGET_S = 15.0
 Progress = Callable[[int, int], None]
 
 
@@ -48,14 +48,14 @@ CASES = (
 
 
 async def profile(
-    executor: Executor, info: EngineInfo, max_running: int, clock: Callable[[], float], progress: Progress | None = None
+    executor: Executor, info: EngineInfo, config: EngineConfig, clock: Callable[[], float], progress: Progress | None
 ) -> list[Sample]:
     """Each case that fits the pool, after a round to warm up, for as many rounds as time allows (at least two)."""
-    cases = [case for case in CASES if _fits(case, info, max_running)]
+    cases = _cases(info, config)
     plans = _Plans(info)
     samples: list[Sample] = []
     started, rounds = clock(), 0
-    while rounds < 2 or (rounds < 6 and (clock() - started) * (rounds + 1) / rounds < BUDGET_S):
+    while rounds < 2 or (rounds < 6 and (clock() - started) * (rounds + 1) / rounds < config.profile_seconds):
         for done, case in enumerate(cases):
             for plan in plans.run(case):
                 before = clock()
@@ -66,6 +66,10 @@ async def profile(
                 progress(done + rounds * len(cases), 6 * len(cases))
         rounds += 1
     return samples
+
+
+def _cases(info: EngineInfo, config: EngineConfig) -> list[Case]:
+    return [case for case in CASES if _fits(case, info, config.max_running)]
 
 
 def _fits(case: Case, info: EngineInfo, max_running: int) -> bool:
@@ -106,15 +110,15 @@ class _Plans:
 
 
 async def fitted(
-    executor: Executor, info: EngineInfo, max_running: int, clock: Callable[[], float], progress: Progress | None = None
+    executor: Executor, info: EngineInfo, config: EngineConfig, clock: Callable[[], float], progress: Progress | None
 ) -> Coefficients:
     """The coefficients of these workers: from the cache where host, model, TP and dtype are known, or measured."""
-    path = _cache_path(info)
+    path = _cache_path(info, config)
     try:
         return Coefficients(**json.loads(path.read_text())["coefficients"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or not whole: measure
-    coefficients = fit(await profile(executor, info, max_running, clock, progress))
+    coefficients = fit(await profile(executor, info, config, clock, progress))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({"engine": asdict(info), "coefficients": coefficients.as_dict()}, indent=2))
@@ -122,11 +126,15 @@ async def fitted(
     return coefficients
 
 
-def _cache_path(info: EngineInfo) -> Path:
+def _cache_path(info: EngineInfo, config: EngineConfig) -> Path:
+    """By what decides the cost. A model is known by its shape; what its weights are does not matter. A small pool has
+    fewer cases measured, so that its coefficients are not those of a large one."""
     what = (
         platform.node(),
         _processor(),
-        info.model_dir,
+        _shape(Path(info.model_dir)),
+        config.threads,
+        _cases(info, config),
         info.tp,
         info.device,
         info.dtype,
@@ -134,6 +142,13 @@ def _cache_path(info: EngineInfo) -> Path:
         info.transport,
     )
     return cache_dir() / "profiles" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
+
+
+def _shape(model_dir: Path) -> str:
+    try:
+        return (model_dir / "config.json").read_text()
+    except OSError:
+        return str(model_dir)
 
 
 def _processor() -> str:

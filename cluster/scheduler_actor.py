@@ -17,18 +17,18 @@ from cluster.assembly import engine_info, make_scheduler
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo, EngineUnavailable
 from cluster.group import WorkerGroup
-from cluster.loop import IterationLoop, IterationRecord
-from cluster.metrics import EngineMetrics
+from cluster.instruments import GroupInstruments, Instruments
+from cluster.loop import IterationLoop
 from cluster.placement import group_name
 from cluster.ray_facts import total_resources
 from cluster.subscribers import Subscribers
-from cluster.tuning import Tuning, policy_for, tune
+from cluster.tuning import Tuning, apply_policy, tune, with_outlook
 from scheduler.codec import decode_requests, encode_deltas
 from scheduler.errors import RequestRefused
-from scheduler.request import Delta, Request
+from scheduler.request import Delta, Finish, Request
 
-Refusal = tuple[str, str, str, str | None]
-"""Request id, code, message and parameter of a request that was not admitted."""
+Refusal = tuple[str, str, str, str | None, float | None]
+"""Request id, code, message, parameter and seconds to wait of a request that was not admitted."""
 UNAVAILABLE = "engine_unavailable"
 
 
@@ -44,7 +44,7 @@ class SchedulerActor:
         self._tasks: list[asyncio.Task[None]] = []
         self._tuning: Tuning | None = None
         self._info: EngineInfo | None = None
-        self._metrics: EngineMetrics | None = None
+        self._instruments: Instruments | None = None
         self._subscribers = Subscribers(encode_deltas)
         self._homes: dict[str, IterationLoop] = {}
 
@@ -61,11 +61,10 @@ class SchedulerActor:
         first = self._groups[0]
         num_blocks = min(group.num_blocks for group in self._groups)
         self._info = engine_info(config, model_dir, first.descriptions, num_blocks, first.transport)
-        if config.policy == "slo":
-            await self._tune()
-        self._metrics = EngineMetrics(self._info.served_model_name)
-        for group in self._groups:
-            self._run_loop(group)
+        await self._tune()
+        self._instruments = Instruments(config, self._info.served_model_name, self._tuning)
+        for index, group in enumerate(self._groups):
+            self._run_loop(group, self._instruments.of(index))
         self._tasks.append(asyncio.create_task(self._end_requests_of_the_dead()))
         self._progress = "ready"
         return self._info
@@ -76,6 +75,8 @@ class SchedulerActor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*(group.close() for group in self._groups))
+        if self._instruments is not None:
+            self._instruments.log.close()
 
     def progress(self) -> str:
         return self._progress
@@ -103,15 +104,17 @@ class SchedulerActor:
             self._progress = f"measuring iterations ({100 * done // of} %)"
 
         self._tuning = await tune(self._config, self._info, self._groups[0], time.monotonic, progress)
+        self._info = with_outlook(self._config, self._info, self._tuning)
 
-    def _run_loop(self, group: WorkerGroup) -> None:
+    def _run_loop(self, group: WorkerGroup, watch: GroupInstruments) -> None:
         assert self._info is not None  # the groups are up
         loop = IterationLoop(
             make_scheduler(self._config, self._info, self._tuning),
             group,
             clock=time.monotonic,
             publish=self._publish,
-            observe=self._observe,
+            observer=watch,
+            predict=None if self._tuning is None else self._tuning.predict,
             overlap=self._config.overlap,
         )
         self._loops.append(loop)
@@ -126,16 +129,19 @@ class SchedulerActor:
             try:
                 self._add(subscriber, request)
             except RequestRefused as refused:
-                refusals.append((request.request_id, refused.code, refused.message, refused.param))
+                refusals.append(
+                    (request.request_id, refused.code, refused.message, refused.param, refused.retry_after_s)
+                )
             except EngineUnavailable as error:
-                refusals.append((request.request_id, UNAVAILABLE, str(error), None))
+                refusals.append((request.request_id, UNAVAILABLE, str(error), None, None))
         return refusals
 
-    def abort(self, request_ids: list[str]) -> None:
+    def abort(self, request_ids: list[str], stopped: bool) -> None:
+        """`stopped`: their readers have had all they asked for."""
         for request_id in request_ids:
             loop = self._homes.get(request_id)
             if loop is not None:
-                loop.abort(request_id)
+                loop.abort(request_id, Finish.STOP if stopped else Finish.ABORT)
 
     async def poll(self, subscriber: str, timeout_s: float) -> bytes:
         """All that is new for a subscriber: encoded deltas, or nothing where nothing came in time."""
@@ -149,7 +155,7 @@ class SchedulerActor:
         return ended
 
     def unsubscribe(self, subscriber: str) -> None:
-        self.abort(self._subscribers.remove(subscriber))
+        self.abort(self._subscribers.remove(subscriber), stopped=False)
 
     def _add(self, subscriber: str, request: Request) -> None:
         if request.request_id in self._homes:
@@ -191,9 +197,13 @@ class SchedulerActor:
         }
 
     async def metrics(self) -> bytes:
-        if self._metrics is None:
+        if self._instruments is None:
             raise EngineUnavailable(f"the engine is {self._progress}")
-        return self._metrics.expose([loop.scheduler.stats() for loop in self._loops])
+        return self._instruments.expose([loop.scheduler.stats() for loop in self._loops])
+
+    async def iterations(self, after: int, limit: int) -> list[dict[str, Any]]:
+        """The decision log, of all groups."""
+        return [] if self._instruments is None else self._instruments.log.entries(after, limit)
 
     async def health(self, timeout_s: float) -> str:
         """Empty after a real forward on every group; else why not."""
@@ -210,19 +220,10 @@ class SchedulerActor:
     async def configure(self, policy: str, chunk_size: int) -> EngineInfo:
         """Raises ValueError for an unknown policy."""
         info = self.info()
-        if policy == "slo" and self._tuning is None:
-            raise ValueError("start the engine with --policy slo to be able to switch to it: it measures at start")
-        policies = [policy_for(self._config, policy, chunk_size, info, self._tuning) for _ in self._loops]
-        for loop, made in zip(self._loops, policies, strict=True):
-            loop.scheduler.policy = made
+        for loop in self._loops:
+            apply_policy(loop.scheduler, self._config, policy, chunk_size, info, self._tuning)
         self._info = replace(info, policy=policy, chunk_size=chunk_size)
         return self._info
-
-    def _observe(self, record: IterationRecord) -> None:
-        assert self._metrics is not None  # made before the loops
-        self._metrics.observe(record)
-        if self._tuning is not None:
-            self._tuning.observe(record)
 
 
 def _device(config: EngineConfig) -> str:

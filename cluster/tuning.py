@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.config import EngineConfig, SloPromise
 from cluster.engine import EngineInfo
 from cluster.executor import Executor
 from cluster.loop import IterationRecord
+from cluster.outlook import TYPICAL_CONTEXT, TYPICAL_STREAMS, outlook
 from cluster.profile import Progress, fitted
 from scheduler.costmodel import OnlineCostModel
+from scheduler.gate import Gate
 from scheduler.policies import Policy, make_policy
+from scheduler.policies.slo import SloSettings
 from scheduler.roofline import Features
+from scheduler.scheduler import Scheduler
 from scheduler.slo import Promise, PromiseBook
 from scheduler.solver import Load, Solver
 
-TYPICAL_DECODES, TYPICAL_CONTEXT = 8, 512
+SHORT_PROMPT = 64
 TPOT_FACTOR = 2.5
 """The default TPOT over the plain decode step of the typical batch: what is left is the budget for prompts."""
 TTFT_FACTOR = 2.0
@@ -24,6 +29,7 @@ TTFT_FACTOR = 2.0
 TBT_FACTOR = 2.0
 """The default bound on a single gap over the default TPOT."""
 CUDA_TILE = 128
+QUANTILE = SloSettings().quantile
 
 
 @dataclass
@@ -33,10 +39,17 @@ class Tuning:
     cost: OnlineCostModel
     promises: PromiseBook
 
+    def predict(self, forwards: tuple[Features, ...]) -> float:
+        """Seconds of an iteration, as far as is known now."""
+        return sum(self.cost.predict(forward) for forward in forwards)
+
     def observe(self, record: IterationRecord) -> None:
         """Learn from an iteration. One of two forwards (`alternate`) says nothing about a fused one."""
         if len(record.features) == 1:
-            self.cost.observe(record.features[0], record.ended - record.started)
+            self.cost.observe(record.features[0], record.actual_s)
+
+    def margin(self) -> float:
+        return self.cost.margin(QUANTILE)
 
 
 async def tune(
@@ -45,17 +58,21 @@ async def tune(
     executor: Executor,
     clock: Callable[[], float],
     progress: Progress | None = None,
-) -> Tuning:
-    """Measure the workers (or read what is known of them), and derive the promises that were not given."""
-    cost = OnlineCostModel(await fitted(executor, info, config.max_running, clock, progress))
+) -> Tuning | None:
+    """Measure the workers (or read what is known of them), and derive the promises that were not given. None where
+    they are not to be measured, which `slo` does not allow."""
+    if config.profile_seconds == 0 and config.policy != "slo":
+        return None
+    cost = OnlineCostModel(await fitted(executor, info, config, clock, progress))
     return Tuning(cost, promise_book(config, cost))
 
 
 def promise_book(config: EngineConfig, cost: OnlineCostModel) -> PromiseBook:
-    """The operator's numbers where there are any; the rest from the cost model as it is now."""
-    solver = Solver(cost, cap=config.max_batched_tokens)
-    typical = Features(decodes=TYPICAL_DECODES, decode_context=TYPICAL_DECODES * TYPICAL_CONTEXT)
-    tpot = config.tpot_ms / 1e3 if config.tpot_ms is not None else TPOT_FACTOR * cost.predict(typical)
+    """The operator's numbers where there are any; the rest from what was measured at the start, so that a machine that
+    slows down later does not promise less by itself."""
+    solver = Solver(cost.base, cap=config.max_batched_tokens)
+    typical = Features(decodes=TYPICAL_STREAMS, decode_context=TYPICAL_STREAMS * TYPICAL_CONTEXT)
+    tpot = config.tpot_ms / 1e3 if config.tpot_ms is not None else TPOT_FACTOR * cost.base.predict(typical)
     tbt = config.tbt_ms / 1e3 if config.tbt_ms is not None else None
     if config.tpot_ms is None and config.tbt_ms is None:
         tbt = TBT_FACTOR * tpot  # where nobody said what they want, no stream is left to stall on its savings
@@ -63,7 +80,7 @@ def promise_book(config: EngineConfig, cost: OnlineCostModel) -> PromiseBook:
     def default(prompt_tokens: int) -> Promise:
         if config.ttft_ms is not None:
             return Promise(config.ttft_ms / 1e3, tpot, tbt)
-        load = Load(max(1, prompt_tokens), TYPICAL_DECODES, TYPICAL_CONTEXT)
+        load = Load(max(1, prompt_tokens), TYPICAL_STREAMS, TYPICAL_CONTEXT)
         needed = solver.prefill(load, max(1, solver.largest_chunk(load, tpot)))
         return Promise(max(TTFT_FACTOR * needed, 2 * tpot), tpot, tbt)
 
@@ -81,14 +98,37 @@ def policy_for(config: EngineConfig, name: str, chunk_size: int, info: EngineInf
         max_batched_tokens=config.max_batched_tokens,
         cost=None if tuning is None else tuning.cost,
         tile=CUDA_TILE if info.device.startswith("cuda") else 1,
+        longest_s=math.inf if tuning is None else longest_iteration(tuning),
     )
 
 
-def describe_promises(promises: PromiseBook) -> str:
-    """For a person: the default for a short and a long prompt."""
-    short, long = promises.promise(128), promises.promise(2048)
-    gap = "" if short.tbt_s is None else f" (no gap above {short.tbt_s * 1e3:.0f} ms)"
-    return (
-        f"TPOT {short.tpot_s * 1e3:.0f} ms{gap}, TTFT {short.ttft_s * 1e3:.0f} ms for 128 prompt tokens and "
-        f"{long.ttft_s * 1e3:.0f} ms for 2,048"
-    )
+def longest_iteration(tuning: Tuning) -> float:
+    """Seconds: a short prompt that comes the moment such an iteration starts still has its first token in time."""
+    own = tuning.cost.predict(Features().with_chunk(0, SHORT_PROMPT))
+    default = tuning.promises.promise(SHORT_PROMPT)
+    return max(default.ttft_s - own, default.ttft_s / 2)
+
+
+def gate_for(config: EngineConfig, policy: str, tuning: Tuning | None) -> Gate | None:
+    """Promises are judged at admission where budgets follow from them."""
+    if policy != "slo" or tuning is None:
+        return None
+    return Gate(Solver(tuning.cost, cap=config.max_batched_tokens), config.on_infeasible, tuning.margin)
+
+
+def apply_policy(
+    scheduler: Scheduler, config: EngineConfig, name: str, chunk_size: int, info: EngineInfo, tuning: Tuning | None
+) -> None:
+    """Give a scheduler its policy, and the gate that goes with it. Raises ValueError."""
+    if name == "slo" and tuning is None:
+        raise ValueError("the workers were not measured at the start (profile_seconds 0), so that slo cannot be used")
+    scheduler.policy = policy_for(config, name, chunk_size, info, tuning)
+    scheduler.gate = gate_for(config, name, tuning)
+
+
+def with_outlook(config: EngineConfig, info: EngineInfo, tuning: Tuning | None) -> EngineInfo:
+    """The engine's facts, with what it can promise."""
+    if tuning is None:
+        return info
+    solver = Solver(tuning.cost.base, cap=config.max_batched_tokens)
+    return replace(info, outlook=outlook(solver, tuning.promises, info.max_model_len, config.max_running))

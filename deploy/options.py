@@ -44,6 +44,10 @@ _HELP = {
     "ttft_ms": "Promised time to first token (slo).",
     "tpot_ms": "Promised time per output token (slo).",
     "tbt_ms": "Bound on each single gap (slo).",
+    "on_infeasible": "What becomes of a request whose promise is predicted to be missed (slo).",
+    "profile_seconds": "How long iterations are measured at the first start; 0: not at all.",
+    "iterations_kept": "Iterations that the decision log remembers.",
+    "iteration_log": "A file that gets the decision log too, one JSON line an iteration.",
     "slo_classes": "Classes of service: name=factor or name=ttft:tpot[:tbt], with commas.",
 }
 

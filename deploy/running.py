@@ -117,7 +117,10 @@ def start(
     say(f"starting Ray{f' (cluster {ray_address})' if ray_address else ''}")
     _start_ray(life, ray_address)
     _start_serve(life, address, ray_address)
-    say(f"loading {config.model}{' and measuring its iterations' if config.policy == 'slo' else ''}")
+    say(
+        f"loading {config.model}"
+        f"{' and measuring its iterations, the first time on this machine' if config.profile_seconds else ''}"
+    )
     _deploy({**config.model_dump(exclude_defaults=True), **(extra or {})})
     _wait_for_http(address)
     server = Server(address)

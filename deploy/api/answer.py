@@ -18,6 +18,8 @@ from deploy.api.formats import Format, JsonObject, usage_of
 from deploy.api.generation import generate_all
 from deploy.api.schemas import Sampling
 from deploy.api.settings import ApiSettings
+from deploy.api.slo import GRANTED_HEADER, described
+from scheduler.slo import Grant
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -47,6 +49,8 @@ class Answer(Response):
         self._usage_at_end = options is not None and options.include_usage
         self._usage_always = options is not None and options.continuous_usage_stats
         self._timeout_s = settings.request_timeout_s
+        self._grant: Grant | None = None
+        self._grant_told = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what went wrong as long as nothing has been sent; after that it is the stream's last event."""
@@ -58,8 +62,12 @@ class Answer(Response):
             async for index, piece in arriving:
                 pieces[index].append(piece)
         answer = self._format.response([join(parts) for parts in pieces], self._usage())
-        body = json.dumps(answer, ensure_ascii=False).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        body = json.dumps(self._with_grant(answer), ensure_ascii=False).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *self._grant_headers(),
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -70,7 +78,13 @@ class Answer(Response):
                 async for event in events:
                     if not started:
                         started = True
-                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                        await send(
+                            {
+                                "type": "http.response.start",
+                                "status": 200,
+                                "headers": [*_STREAM_HEADERS, *self._grant_headers()],
+                            }
+                        )
                     await send({"type": "http.response.body", "body": event, "more_body": True})
             except Exception as error:
                 if not started:
@@ -107,18 +121,33 @@ class Answer(Response):
         requests = self._format.job.requests
         async with aclosing(generate_all(self._engine, requests)) as deltas:
             async for index, delta in _within(self._timeout_s, deltas):
+                if delta.grant is not None:
+                    self._grant = delta.grant
                 choice = self._choices[index]
-                if choice.finished:
+                if choice.finished or delta.grant is not None:
                     continue
                 piece = choice.take(delta)
                 if choice.finished and delta.finish is None:
-                    self._engine.abort(requests[index].request_id)
+                    self._engine.abort(requests[index].request_id, stopped=True)
                 yield index, piece
                 if all(choice.finished for choice in self._choices):
                     return
 
+    def _grant_headers(self) -> list[tuple[bytes, bytes]]:
+        """What was promised instead, where the promise could not be given as it was asked for."""
+        if self._grant is None:
+            return []
+        return [(GRANTED_HEADER.encode(), json.dumps(described(self._grant)).encode())]
+
+    def _with_grant(self, answer: JsonObject) -> JsonObject:
+        """In the answer, or in the first event of a stream."""
+        if self._grant is None or self._grant_told:
+            return answer
+        self._grant_told = True
+        return {**answer, "slo": described(self._grant)}
+
     def _chunk(self, choices: list[JsonObject]) -> bytes:
-        chunk = self._format.chunk(choices)
+        chunk = self._with_grant(self._format.chunk(choices))
         if self._usage_always:
             chunk["usage"] = self._usage()
         elif self._usage_at_end:

@@ -6,9 +6,9 @@ import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
 
 from cluster.engine import Engine
@@ -26,6 +26,7 @@ from deploy.api.slo import HEADER as SLO_HEADER
 from deploy.api.stops import StopStrings
 from workers.tokenizer import Tokenizer
 
+MOST_ITERATIONS = 10_000
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -55,6 +56,8 @@ def create_api(
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=_documented(schema))
     app.add_api_route("/v1/models", api.models, methods=["GET", "HEAD"])
     app.add_api_route("/v1/models/{model:path}", api.model, methods=["GET", "HEAD"])
+    app.add_api_route("/v1/stallfree/iterations", api.iterations, methods=["GET", "HEAD"])
+    app.add_api_route("/v1/stallfree/promises", api.promises, methods=["GET", "HEAD"])
     app.add_api_route("/health", api.health, methods=["GET", "HEAD"])
     app.add_api_route("/metrics", api.metrics, methods=["GET", "HEAD"], response_model=None)
     return app
@@ -111,6 +114,23 @@ class Api:
     async def model(self, model: str) -> dict[str, Any]:
         self._check_model(model)
         return self._describe()
+
+    async def iterations(
+        self,
+        after: Annotated[
+            int, Query(ge=-1, le=2**53, description="only iterations after this `seq`; -1: the latest")
+        ] = -1,
+        limit: Annotated[int, Query(ge=1, le=MOST_ITERATIONS)] = 100,
+    ) -> dict[str, Any]:
+        """The decision log: what each iteration carried, what bound its budget, and how long it took."""
+        return {"object": "list", "data": await self._engine.iterations(after, limit)}
+
+    async def promises(self) -> dict[str, Any]:
+        """What this server promises where a request asks for nothing, and what it could."""
+        outlook = self._engine.info.outlook
+        if outlook is None:
+            raise ApiError(404, "this server was started without measuring its workers", code="not_found")
+        return {"object": "promises", "policy": self._engine.info.policy, **outlook.as_json()}
 
     async def health(self) -> dict[str, Any]:
         """200 after a real forward on every worker group within the deadline, 503 otherwise."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from cluster.engine import EngineUnavailable
@@ -16,7 +18,7 @@ from scheduler.errors import RequestRefused
 
 logger = logging.getLogger(__name__)
 
-_REFUSAL_STATUS = {"queue_full": 429}
+_REFUSAL_STATUS = {"queue_full": 429, "slo_infeasible": 429}
 _TYPES = {429: "rate_limit_error"}
 
 
@@ -62,7 +64,8 @@ def as_api_error(error: BaseException, retry_after_s: int = 1) -> ApiError:
         return error
     if isinstance(error, RequestRefused):
         status = _REFUSAL_STATUS.get(error.code, 400)
-        headers = {"Retry-After": str(retry_after_s)} if status == 429 else None
+        wait = retry_after_s if error.retry_after_s is None else max(1, math.ceil(error.retry_after_s))
+        headers = {"Retry-After": str(wait)} if status == 429 else None
         return ApiError(status, error.message, code=error.code, param=error.param, headers=headers)
     if isinstance(error, EngineUnavailable):
         headers = {"Retry-After": str(retry_after_s)}
@@ -86,6 +89,13 @@ def install_error_handlers(app: FastAPI, retry_after_s: int) -> None:
             return error_response(_from_http(error, request))
         return error_response(as_api_error(error, retry_after_s))
 
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)  # what it is registered for
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return error_response(bad_request(f"{name}: {first['msg']}", name))
+
+    app.add_exception_handler(RequestValidationError, refuse)
     for kind in (ApiError, RequestRefused, EngineUnavailable, HTTPException):
         app.add_exception_handler(kind, handle)
 

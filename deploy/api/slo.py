@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from deploy.api.errors import bad_request, shorten
 from deploy.api.schemas import Sampling, SloNumbers, parse_slo
-from scheduler.slo import Promise
+from scheduler.slo import LONGEST_PROMISE_S, Grant, Promise
 
 HEADER = "x-slo"
+GRANTED_HEADER = "x-slo-granted"
 
 
 def asked_for(body: Sampling, header: str | None) -> tuple[Promise | None, str]:
@@ -26,6 +28,21 @@ def asked_for(body: Sampling, header: str | None) -> tuple[Promise | None, str]:
         return None, slo
     tbt = None if slo.tbt_ms is None else slo.tbt_ms / 1e3
     return Promise(slo.ttft_ms / 1e3, slo.tpot_ms / 1e3, tbt), ""
+
+
+def described(grant: Grant) -> dict[str, Any]:
+    """What a client is told of a promise that could not be given as it was asked for. Times in milliseconds."""
+    promise = grant.promise
+    told: dict[str, Any] = {
+        "ttft_ms": None if grant.best_effort and promise.ttft_s >= LONGEST_PROMISE_S else ms(promise.ttft_s),
+        "tpot_ms": ms(promise.tpot_s),
+        "tbt_ms": None if promise.tbt_s is None else ms(promise.tbt_s),
+    }
+    return {**told, "predicted_ttft_ms": ms(grant.predicted_ttft_s), "best_effort": grant.best_effort}
+
+
+def ms(seconds: float) -> int:
+    return math.ceil(seconds * 1e3)
 
 
 def _from_header(header: str | None) -> str | SloNumbers | None:

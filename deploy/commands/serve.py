@@ -56,28 +56,32 @@ def serve(
 
 def facts(server: Server) -> dict[str, Any]:
     """What a program that started the server wants to know."""
-    info = server.info
+    info, left_out = server.info, ("model", "served_model_name", "outlook")
     return {
         "ready": True,
         "url": server.address.url,
         "model": info.served_model_name,
-        **{name: value for name, value in asdict(info).items() if name not in ("model", "served_model_name")},
+        **{name: value for name, value in asdict(info).items() if name not in left_out},
+        "promises": None if info.outlook is None else info.outlook.as_json(),
         "kv_tokens": info.num_blocks * info.block_size,
     }
 
 
 def describe(server: Server) -> str:
     """The same for a person."""
+    from cluster.outlook import describe as describe_outlook
     from cluster.sizing import describe_pool
 
     info = server.info
     chunk = f", chunk size {info.chunk_size}" if info.policy in ("chunked", "alternate") else ""
+    promised = {} if info.outlook is None else describe_outlook(info.outlook)
     lines = {
         "model": f"{info.served_model_name} ({info.model_dir})",
         "runs on": f"{info.device}, {info.dtype}, {info.attention} attention",
         "workers": f"{info.groups} x {info.tp}, plans by {info.transport}",
         "policy": f"{info.policy}{chunk}",
         "KV pool": describe_pool(info.num_blocks, info.block_size, info.max_model_len),
+        **promised,
         "ready": f"{server.address.url}/v1",
     }
     return "\n".join(f"{name:<8} {text}" for name, text in lines.items())

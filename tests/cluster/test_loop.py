@@ -13,6 +13,7 @@ from cluster.mailbox import Mailboxes
 from scheduler.errors import RequestRefused
 from scheduler.plan import IterationPlan, IterationResult
 from scheduler.policies import make_policy
+from scheduler.progress import Served
 from scheduler.request import Delta, Finish, Request
 from scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.scheduler.world import VOCAB, StrictWorker, expected_tokens
@@ -54,6 +55,7 @@ class Rig:
         ticks = itertools.count()
         self.published: list[list[Delta]] = []
         self.records: list[IterationRecord] = []
+        self.ended: list[str] = []
         self.mailboxes = Mailboxes()
         self.executor = StrictExecutor(CONFIG, **faults)
         self.loop = IterationLoop(
@@ -61,10 +63,16 @@ class Rig:
             self.executor,
             clock=lambda: float(next(ticks)),
             publish=self.publish,
-            observe=self.records.append,
+            observer=self,
             overlap=overlap,
         )
         self.task = asyncio.create_task(self.loop.run())
+
+    def iteration(self, record: IterationRecord) -> None:
+        self.records.append(record)
+
+    def ends(self, deltas: list[Delta], served: list[Served]) -> None:
+        self.ended += [delta.request_id for delta in deltas if delta.finish]
 
     def publish(self, deltas: list[Delta]) -> None:
         self.published.append(deltas)

@@ -33,11 +33,14 @@ class ScriptedEngine:
         async for delta in self.script(request):
             yield delta
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, *, stopped: bool = False) -> None:
         self.aborted.append(request_id)
 
     async def stats(self) -> dict[str, Any]:
         return {}
+
+    async def iterations(self, after: int, limit: int) -> list[dict[str, Any]]:
+        return []
 
     async def metrics(self) -> bytes:
         if self.failure:
