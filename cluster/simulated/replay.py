@@ -16,6 +16,7 @@ from cluster.loop import IterationLoop, IterationRecord
 from cluster.simulated.executor import RecordedExecutor, until
 from cluster.simulated.virtual_time import VirtualLoop, run_virtual
 from cluster.tuning import Tuning
+from scheduler.progress import Served
 from scheduler.request import Delta, Request
 from scheduler.scheduler import Scheduler
 
@@ -60,8 +61,8 @@ class _Replay:
             scheduler,
             RecordedExecutor(recording.records, at=self._set_clock),
             clock=lambda: self._now,
-            publish=self._publish,
-            observe=self._observe,
+            publish=lambda deltas: None,
+            observer=self,
         )
 
     async def run(self, requests: Sequence[Request]) -> list[IterationRecord]:
@@ -88,8 +89,9 @@ class _Replay:
                 self._loop.add(request)
             self._set_clock(starts[plan])
 
-    def _observe(self, record: IterationRecord) -> None:
+    def iteration(self, record: IterationRecord) -> None:
         self._replayed.append(record)
+        self.ends(record.deltas, record.served)
         if self._tuning is not None:
             self._tuning.observe(record)
         if len(self._replayed) < len(self._recording.records):
@@ -98,7 +100,7 @@ class _Replay:
     def _set_clock(self, moment: float) -> None:
         self._now = moment
 
-    def _publish(self, deltas: list[Delta]) -> None:
+    def ends(self, deltas: list[Delta], served: list[Served]) -> None:
         self._left.difference_update(delta.request_id for delta in deltas if delta.finish is not None)
         if not self._left:
             self._ended.set()

@@ -19,7 +19,8 @@ class NothingLeft(RuntimeError):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """`time()` is seconds since the loop was made, and is exactly a timer's moment while that timer's callback runs."""
+    """`time()` is seconds since the loop was made, and is a timer's own moment while its callback runs
+    (or an earlier one less than a nanosecond before it, with which it is run)."""
 
     def __init__(self) -> None:
         self._now = 0.0

@@ -54,10 +54,10 @@ async def test_the_plans_of_a_live_run_come_out_again(
     policy: str, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STALLFREE_CACHE", str(tmp_path))
-    monkeypatch.setattr("cluster.profile.BUDGET_S", 0.1)
     config = EngineConfig(
         model=str(tiny_model_dir), policy=policy, chunk_size=24, max_running=6, num_blocks=20, threads=1,
         ttft_ms=50, tpot_ms=5, max_model_len=512, block_size=16,
+        profile_seconds=0.1 if policy == "slo" else 0,
     )  # fmt: skip
     engine = await LocalEngine.start(config)
     try:

@@ -1,0 +1,152 @@
+"""Groups that serve a load on a virtual clock: the server's schedulers and loops, over executors that take time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.assembly import make_scheduler
+from cluster.config import EngineConfig
+from cluster.loop import IterationLoop, IterationRecord
+from cluster.simulated.executor import SimulatedExecutor, until
+from cluster.simulated.machine import Machine
+from cluster.simulated.prompts import prompt_tokens
+from cluster.simulated.seen import SeenIterations, SeenRequest, Simulation
+from cluster.simulated.virtual_time import VirtualLoop, run_virtual
+from cluster.tuning import Tuning, promise_book
+from cluster.workloads import ClosedLoop, OpenLoop, PlannedRequest
+from scheduler.costmodel import OnlineCostModel
+from scheduler.errors import RequestRefused
+from scheduler.progress import InFlight, Served
+from scheduler.request import Delta, Finish, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Iterations take exp(sigma x normal - sigma^2 / 2) times what was predicted: 1 on the average. 0: exactly that."""
+
+    sigma: float = 0.0
+    seed: int = 0
+
+    def factors(self, group: int) -> Callable[[], float]:
+        if self.sigma == 0:
+            return lambda: 1.0
+        source = random.Random(f"{self.seed}/{group}/noise")
+        return lambda: source.lognormvariate(-self.sigma * self.sigma / 2, self.sigma)
+
+
+EXACT = Noise()
+
+
+def simulate(
+    config: EngineConfig, machine: Machine, workload: OpenLoop | ClosedLoop, noise: Noise = EXACT
+) -> Simulation:
+    """Serve the workload from its first request to the end of its last one."""
+    return run_virtual(lambda loop: SimulatedCluster(config, machine, noise, loop).serve(workload))
+
+
+class SimulatedCluster:
+    """`config.groups` groups of one machine's kind behind one router, to be made and used on a virtual loop."""
+
+    def __init__(self, config: EngineConfig, machine: Machine, noise: Noise, loop: VirtualLoop) -> None:
+        self._machine = machine
+        self._virtual = loop
+        cost = OnlineCostModel(machine.cost)
+        self._tuning = Tuning(cost, promise_book(config, cost))
+        self._seen: dict[str, SeenRequest] = {}
+        self._requests: list[SeenRequest] = []
+        self._ends: dict[str, asyncio.Event] = {}
+        self._iterations = SeenIterations()
+        self.loops = [self._group(config, noise.factors(number)) for number in range(config.groups)]
+
+    def _group(self, config: EngineConfig, factor: Callable[[], float]) -> IterationLoop:
+        scheduler = make_scheduler(config, self._machine.info, self._tuning)
+        predict = self._machine.cost.predict
+
+        def duration(under_way: InFlight) -> float:
+            return factor() * sum(map(predict, under_way.features))
+
+        return IterationLoop(
+            scheduler,
+            SimulatedExecutor(scheduler.under_way, duration),
+            clock=self._virtual.time,
+            publish=lambda deltas: None,
+            observer=self,
+            overlap=config.overlap,
+        )
+
+    async def serve(self, workload: OpenLoop | ClosedLoop) -> Simulation:
+        running = [asyncio.create_task(loop.run()) for loop in self.loops]
+        if isinstance(workload, OpenLoop):
+            await self._open(workload)
+        else:
+            await self._closed(workload)
+        ended = self._virtual.time()
+        for loop in self.loops:
+            loop.close()
+        await asyncio.gather(*running)
+        return Simulation(self._requests, self._iterations, ended, len(self.loops) * self._machine.info.tp)
+
+    async def _open(self, workload: OpenLoop) -> None:
+        for planned in workload.requests:
+            await until(planned.at_s)
+            self.submit(planned)
+        for ended in list(self._ends.values()):
+            await ended.wait()
+
+    async def _closed(self, workload: ClosedLoop) -> None:
+        waiting = iter(workload.requests)
+
+        async def worker() -> None:
+            for planned in waiting:  # shared by all workers: each takes the next one
+                ended = self.submit(planned)
+                if ended is not None:
+                    await ended.wait()
+
+        await asyncio.gather(*(worker() for _ in range(workload.concurrency)))
+
+    def submit(self, planned: PlannedRequest) -> asyncio.Event | None:
+        """Give a request to the group with the fewest outstanding tokens. Returns what its end sets; None: refused."""
+        number, now = len(self._requests), self._virtual.time()
+        prompt = prompt_tokens(planned, number, self._machine.info.vocab_size)
+        request = Request(str(number), prompt, planned.output_tokens)
+        seen = SeenRequest(planned, now, len(prompt), self._tuning.promises.promise(len(prompt)))
+        self._requests.append(seen)
+        try:
+            least_loaded(self.loops).add(request)
+        except RequestRefused as refused:
+            seen.refused = refused.code
+            return None
+        self._seen[request.request_id] = seen
+        return self._ends.setdefault(request.request_id, asyncio.Event())
+
+    # What the loops tell.
+
+    def iteration(self, record: IterationRecord) -> None:
+        self._iterations.note(record)
+        self._tuning.observe(record)
+        for chunk in record.under_way.chunks:
+            seen = self._seen.get(chunk.request_id)  # None: it ended while its last iteration was under way
+            if seen is not None and seen.scheduled is None:
+                seen.scheduled = record.started
+        for timing in record.timings:
+            self._seen[timing.request_id].tokens.append(record.ended)
+        self.ends(record.deltas, record.served)
+
+    def ends(self, deltas: list[Delta], served: list[Served]) -> None:
+        for delta in deltas:
+            if delta.finish is not None:
+                seen = self._seen.pop(delta.request_id)
+                seen.ended = self._virtual.time()
+                if delta.finish is not Finish.LENGTH or delta.reason is not None:
+                    seen.lost = delta.reason or delta.finish.value
+                self._ends.pop(delta.request_id).set()
+
+
+def least_loaded(loops: list[IterationLoop]) -> IterationLoop:
+    """The central scheduler's rule: the fewest tokens that are still to be computed or generated."""
+    if len(loops) == 1:
+        return loops[0]
+    return min(loops, key=lambda loop: loop.scheduler.stats()["tokens_outstanding"])

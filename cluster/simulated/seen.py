@@ -1,0 +1,121 @@
+"""What was seen of each simulated request and of the iterations. All moments are seconds of the virtual clock."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cluster.loop import IterationRecord
+from cluster.workloads import PlannedRequest
+from scheduler.budget import NOTHING_WANTED
+from scheduler.slo import Outcome, Promise
+
+
+@dataclass(slots=True, eq=False)
+class SeenRequest:
+    """`tokens` has one moment for each token. `scheduled` is when the plan with its first chunk was made. `refused` is
+    the code of the scheduler's refusal, `lost` why it ended otherwise than by its length."""
+
+    planned: PlannedRequest
+    arrival: float
+    prompt_tokens: int
+    promise: Promise | None = None
+    scheduled: float | None = None
+    tokens: array[float] = field(default_factory=lambda: array("d"))
+    ended: float | None = None
+    refused: str | None = None
+    lost: str | None = None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """None where it never had a token, or was never promised anything."""
+        if not self.tokens or self.promise is None:
+            return None
+        gaps = self.gaps
+        return Outcome(
+            ttft_s=self.tokens[0] - self.arrival,
+            tpot_s=(self.tokens[-1] - self.tokens[0]) / len(gaps) if gaps else None,
+            largest_gap_s=max(gaps) if gaps else None,
+            promise=self.promise,
+        )
+
+    @property
+    def met(self) -> bool:
+        """Whether it had all its tokens, and in time."""
+        outcome = self.outcome
+        return self.refused is None and self.lost is None and outcome is not None and outcome.met
+
+    @property
+    def gaps(self) -> list[float]:
+        times = self.tokens
+        return [times[i] - times[i - 1] for i in range(1, len(times))]
+
+    @property
+    def delay(self) -> float:
+        """Seconds from arrival until it was first in a plan; infinite for one that never was."""
+        return math.inf if self.scheduled is None else self.scheduled - self.arrival
+
+
+@dataclass(slots=True)
+class SeenIterations:
+    """Of all groups together. `budgets` are those of the iterations that had prompts to decide about."""
+
+    count: int = 0
+    busy_s: float = 0.0
+    prefill_tokens: int = 0
+    decodes: int = 0
+    budgets: int = 0
+    budget_tokens: int = 0
+    preemptions: int = 0
+    longest_s: float = 0.0
+
+    def note(self, record: IterationRecord) -> None:
+        self.count += 1
+        self.busy_s += record.actual_s
+        self.longest_s = max(self.longest_s, record.actual_s)
+        self.preemptions += len(record.under_way.preempted)
+        for features in record.features:
+            self.prefill_tokens += features.prefill_tokens
+            self.decodes += features.decodes
+        decision = record.under_way.decision
+        if decision != NOTHING_WANTED:
+            self.budgets += 1
+            self.budget_tokens += decision.token_budget
+
+    @property
+    def mean_budget(self) -> float:
+        """Prompt tokens that an iteration was allowed, where there were prompts; 0 where there never were."""
+        return self.budget_tokens / self.budgets if self.budgets else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A finished run. `ended` is the moment at which the last request ended; `gpus` that all groups together have."""
+
+    requests: Sequence[SeenRequest]
+    iterations: SeenIterations
+    ended: float
+    gpus: int
+
+    @property
+    def attainment(self) -> float:
+        """Share of requests that had all their tokens in time; 1 where there were none."""
+        return sum(request.met for request in self.requests) / len(self.requests) if self.requests else 1.0
+
+    def gap_quantile(self, quantile: float) -> float:
+        """Of all gaps between tokens of all requests (time between tokens, TBT); 0 where there were none."""
+        return quantile_of([gap for request in self.requests for gap in request.gaps], quantile)
+
+    def delay_quantile(self, quantile: float) -> float:
+        """Of the scheduling delays of all requests."""
+        return quantile_of([request.delay for request in self.requests], quantile)
+
+
+def quantile_of(values: list[float], quantile: float) -> float:
+    """The smallest value that a share of `quantile` does not exceed."""
+    if not values:
+        return 0.0
+    values.sort()
+    return values[max(0, math.ceil(quantile * len(values)) - 1)]
