@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from deploy.commands.bench import bench
 from deploy.commands.demo import demo
 from deploy.commands.fetch import fetch
 from deploy.commands.plan import plan
 from deploy.commands.serve import serve
+from deploy.commands.trace import trace
 from deploy.errors import CommandError, one_line
 from deploy.options import with_engine_options
 
@@ -42,6 +44,8 @@ app.command()(with_engine_options(serve))
 app.command()(with_engine_options(demo, leave_out=frozenset({"policy"})))
 app.command()(fetch)
 app.command()(plan)
+app.command()(trace)
+app.command()(bench)
 
 
 def run(arguments: list[str]) -> int:

@@ -41,16 +41,22 @@ def interference(
     long_tokens: int,
     *,
     prompt_lengths: Lengths | None = None,
-    output_tokens: int = 1024,
+    output_lengths: Lengths | None = None,
     long_output_tokens: int = 12,
     lead: int = 20,
     tail: int = 24,
     seed: int = 0,
     extra: Mapping[str, Any] | None = None,
 ) -> Interference:
-    """`streams` of at most `output_tokens` each, of kind "stream", and one prompt of `long_tokens`, of kind "long"."""
+    """`streams` of kind "stream" and one prompt of `long_tokens` of kind "long". Unless the lengths say otherwise, the
+    prompt of a stream has 16 tokens and its output at most 1024: enough, that is, to outlast the long prompt."""
     running = requests(
-        [0.0] * streams, prompt_lengths or Fixed(16), Fixed(output_tokens), seed=seed, extra=extra, kind="stream"
+        [0.0] * streams,
+        prompt_lengths or Fixed(16),
+        output_lengths or Fixed(1024),
+        seed=seed,
+        extra=extra,
+        kind="stream",
     )
     long = requests([0.0], Fixed(long_tokens), Fixed(long_output_tokens), seed=seed, extra=extra, kind="long")
     return Interference(running, long[0], lead=lead, tail=tail)

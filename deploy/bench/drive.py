@@ -40,9 +40,9 @@ async def drive(
     tell: Watcher = progress or (lambda _: None)
     async with target.client() as client:
         tell(Progress("detect"))
-        dialect = await detect(client, target)
-        run = _Run(client, target, dialect, stop)
-        if warmup:
+        run = _Run(client, target, stop)
+        await run.until_stopped(run.detect())
+        if warmup and run.goes_on:
             tell(Progress("warm-up", planned=warmup))
             await run.until_stopped(run.warm_up(workload, warmup))
         tell(Progress("prepare", planned=len(workload.requests)))
@@ -51,13 +51,22 @@ async def drive(
 
 
 class _Run:
-    def __init__(self, client: httpx.AsyncClient, target: Target, dialect: Dialect, stop: asyncio.Event) -> None:
+    """`goes_on` until it is to stop."""
+
+    def __init__(self, client: httpx.AsyncClient, target: Target, stop: asyncio.Event) -> None:
         self._client = client
         self._target = target
-        self._dialect = dialect
         self._stop = stop
+        self._dialect = Dialect(target.model or "", target.endpoint, token_ids=False, fields={})
         self._sendings: list[Sending] = []
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def goes_on(self) -> bool:
+        return not self._stop.is_set()
+
+    async def detect(self) -> None:
+        self._dialect = await detect(self._client, self._target)
 
     async def until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Returns when the work is done or the run is to stop; raises what the work raises."""
@@ -87,7 +96,7 @@ class _Run:
     async def prepare(self, plans: Sequence[PlannedRequest]) -> None:
         """All bodies as bytes, before the first is due: about six bytes for each token of a prompt."""
         for plan in plans:
-            if self._stop.is_set():
+            if not self.goes_on:
                 return
             self._sendings.append(Sending(plan, self._dialect.encoded(plan, self._target), 0.0))
             await asyncio.sleep(0)
@@ -99,7 +108,7 @@ class _Run:
             sending.origin = origin
         watching = asyncio.ensure_future(watch(tell, self._sendings, planned, origin))
         try:
-            if not self._stop.is_set():
+            if self.goes_on:
                 await asyncio.sleep(START_S)
                 await self.until_stopped(self._follow(workload, origin))
         finally:
@@ -114,7 +123,7 @@ class _Run:
             duration_s=duration_s,
             started_at=started_at,
             open_loop=isinstance(workload, OpenLoop),
-            interrupted=self._stop.is_set(),
+            interrupted=not self.goes_on,
             planned=planned,
             facts=self._facts(workload),
         )

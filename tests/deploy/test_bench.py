@@ -38,7 +38,7 @@ async def test_a_closed_loop_keeps_its_concurrency(server_url: str, endpoint: st
 
 
 async def test_a_long_prompt_into_running_streams(server_url: str) -> None:
-    workload = interference(3, 200, output_tokens=400, lead=3, tail=4)
+    workload = interference(3, 200, output_lengths=Fixed(400), lead=3, tail=4)
     run = await drive(Target(server_url), workload)
     found = figures(run)
     assert found.errors == {}

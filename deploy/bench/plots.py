@@ -1,0 +1,151 @@
+"""A run's plots, as the plain data that Plotly draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from deploy.bench.figures import Figures
+from deploy.bench.record import RequestRecord, RunRecord
+
+Plot = dict[str, Any]
+
+COLOURS = ("#1f6feb", "#d29922", "#8250df", "#1a7f37", "#cf222e")
+STALL = "#cf222e"
+CDF_POINTS = 500
+SAMPLE = 40
+"""Requests whose tokens are drawn one by one; more would be a grey block."""
+BINS = 60
+
+
+def plots(run: RunRecord, found: Figures, skip_s: float = 0.0) -> list[Plot]:
+    """Figures of CDFs are of what was counted; the timelines show the whole run."""
+    counted = [record for record in run.requests if record.due_s >= skip_s]
+    slo = found.slo
+    return [
+        _cdf("Time to first token", counted, lambda record: [record.ttft_s], slo.ttft_s),
+        _cdf("Time between tokens (ITL)", counted, lambda record: record.gaps, slo.tbt_s or slo.tpot_s),
+        _timeline(run.requests),
+        _load(run),
+    ]
+
+
+def _cdf(
+    title: str,
+    records: Sequence[RequestRecord],
+    values: Callable[[RequestRecord], Iterable[float | None]],
+    promised_s: float | None,
+) -> Plot:
+    """One curve for each kind: which share of them took at most so long."""
+    traces = []
+    for number, kind in enumerate(sorted({record.kind for record in records})):
+        seen = [value for record in records if record.kind == kind for value in values(record) if value is not None]
+        if not seen:
+            continue
+        shares = np.linspace(0, 1, min(CDF_POINTS, max(2, len(seen))))
+        line = {"color": _colour(number), "shape": "hv"}
+        times = [_ms(time) for time in np.quantile(seen, shares)]
+        name = f"{kind} (n {len(seen):,})"
+        traces.append(_lines(name, times, [round(float(share), 4) for share in shares], line))
+    plot = _plot(title, traces, "ms", "share")
+    if promised_s is not None:
+        plot["layout"]["shapes"] = [
+            {"type": "line", "x0": promised_s * 1e3, "x1": promised_s * 1e3, "y0": 0, "y1": 1, "yref": "paper",
+             "line": {"color": STALL, "dash": "dot"}}
+        ]  # fmt: skip
+    return plot
+
+
+def _timeline(records: Sequence[RequestRecord]) -> Plot:
+    """A row for each request of an even sample: waiting until the first token as a line, then a mark for each token."""
+    chosen = sample(records)
+    traces = []
+    for number, kind in enumerate(sorted({record.kind for record in chosen})):
+        rows = [(row, record) for row, record in enumerate(chosen) if record.kind == kind]
+        waits = [(record.sent_s, record.tokens[0] if record.tokens else record.ended_s) for _, record in rows]
+        wait_x = [when for start, end in waits for when in (_s(start), _s(end), None)]
+        wait_y = [place for row, _ in rows for place in (row, row, None)]
+        waiting = _lines(f"{kind}, waiting", wait_x, wait_y, {"color": _colour(number), "width": 4})
+        waiting["opacity"] = 0.35
+        token_x = [_s(when) for _, record in rows for when in record.tokens]
+        token_y = [row for row, record in rows for _ in record.tokens]
+        marker = {"color": _colour(number), "symbol": "line-ns-open", "size": 8}
+        tokens = {"type": "scatter", "mode": "markers", "x": token_x, "y": token_y, "marker": marker}
+        traces += [waiting, {**tokens, "name": f"{kind}, tokens"}]
+    title = f"Tokens of {len(chosen)} of {len(records)} requests" if len(chosen) < len(records) else "Tokens"
+    plot = _plot(title, traces, "s", "request")
+    plot["layout"]["yaxis"]["autorange"] = "reversed"
+    return plot
+
+
+def sample(records: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """At most SAMPLE, evenly from all, with the first and the last of them."""
+    if len(records) <= SAMPLE:
+        return list(records)
+    return [records[round(index * (len(records) - 1) / (SAMPLE - 1))] for index in range(SAMPLE)]
+
+
+def _load(run: RunRecord) -> Plot:
+    """Requests under way as steps, arrivals and tokens a second as bars and a line over equal times."""
+    running_x, running_y = running(run.requests)
+    end = max((record.ended_s for record in run.requests), default=0.0)
+    traces = [_lines("running", running_x, running_y, {"color": COLOURS[0], "shape": "hv"})]
+    if end > 0:
+        width = end / BINS
+        middles = [_s((index + 0.5) * width) for index in range(BINS)]
+        sent, _ = np.histogram([record.sent_s for record in run.requests], BINS, (0, end))
+        came, _ = np.histogram([when for record in run.requests for when in record.tokens], BINS, (0, end))
+        arrivals = {"type": "bar", "name": "arrivals a second", "x": middles, "y": _rates(sent, width), "opacity": 0.4}
+        traces += [
+            {**arrivals, "marker": {"color": COLOURS[1]}},
+            {**_lines("tokens a second", middles, _rates(came, width), {"color": COLOURS[3]}), "yaxis": "y2"},
+        ]
+    plot = _plot("Load over time", traces, "s", "requests")
+    plot["layout"]["yaxis2"] = {"title": {"text": "tokens/s"}, "overlaying": "y", "side": "right", "showgrid": False,
+                                "rangemode": "tozero"}  # fmt: skip
+    return plot
+
+
+def running(records: Sequence[RequestRecord]) -> tuple[list[float], list[int]]:
+    """Times at which the number of requests under way changes, and the number from then on."""
+    changes = sorted([(record.sent_s, 1) for record in records] + [(record.ended_s, -1) for record in records])
+    counts = np.cumsum([change for _, change in changes]).tolist() if changes else []
+    return [_s(when) for when, _ in changes], counts
+
+
+def _plot(title: str, traces: list[dict[str, Any]], x: str, y: str) -> Plot:
+    grey = "rgba(128,128,128,0.25)"
+    axis = {"gridcolor": grey, "zerolinecolor": grey, "rangemode": "tozero"}
+    layout: dict[str, Any] = {
+        "title": {"text": title},
+        "xaxis": {"title": {"text": x}, **axis},
+        "yaxis": {"title": {"text": y}, **axis},
+        "legend": {"orientation": "h", "y": -0.2},
+        "margin": {"t": 50, "r": 60},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"color": "#7d8590"},
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _lines(name: str, x: Sequence[Any], y: Sequence[Any], line: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": line}
+
+
+def _rates(counts: Any, width: float) -> list[float]:
+    return [round(int(count) / width, 3) for count in counts]
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _ms(seconds: float) -> float:
+    return round(float(seconds) * 1e3, 3)
+
+
+def _s(seconds: float) -> float:
+    return round(float(seconds), 4)
