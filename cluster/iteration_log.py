@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -50,7 +51,7 @@ class IterationLog:
         if self._kept == 0 and self._file is None:
             return
         entry = self._entry(group, record)
-        if not entry["chunks"] and not entry["tokens"]:
+        if not (entry["chunks"] or entry["tokens"] or entry["finished"]):
             return
         self._seq += 1
         entry["seq"] = self._seq
@@ -62,7 +63,7 @@ class IterationLog:
     def ended(self, deltas: Iterable[Delta]) -> None:
         """Requests that ended outside of any iteration; the next one's entry names them."""
         if self._kept or self._file is not None:
-            self._ended += [delta.request_id for delta in deltas if delta.finish is not None]
+            self._ended += _ended(deltas)
 
     def entries(self, after: int, limit: int) -> list[Entry]:
         """At most `limit` iterations that came after number `after`, oldest first; the latest `limit` where `after` is
@@ -70,7 +71,7 @@ class IterationLog:
         newer = self._seq - after if after >= 0 else limit
         wanted = min(len(self._ring), max(0, newer))
         first = len(self._ring) - wanted
-        return [self._ring[index] for index in range(first, min(len(self._ring), first + limit))]
+        return list(islice(self._ring, first, first + limit))
 
     def close(self) -> None:
         if self._file is not None:
@@ -107,7 +108,7 @@ class IterationLog:
                 if not chunk.request_id.startswith(PROBE_PREFIX)
             ],
             "tokens": [t.request_id for t in record.timings if not t.request_id.startswith(PROBE_PREFIX)],
-            "finished": [*self._ended, *(delta.request_id for delta in record.deltas if delta.finish)],
+            "finished": [*self._ended, *_ended(record.deltas)],
             "preempted": list(record.under_way.preempted),
         }
 
@@ -127,3 +128,7 @@ class IterationLog:
         except OSError as error:
             logger.error("the iteration log cannot be written any more: %s", error)
             self._file = None
+
+
+def _ended(deltas: Iterable[Delta]) -> list[str]:
+    return [delta.request_id for delta in deltas if delta.finish and not delta.request_id.startswith(PROBE_PREFIX)]
