@@ -12,6 +12,7 @@ from deploy.commands.demo import demo
 from deploy.commands.fetch import fetch
 from deploy.commands.plan import plan
 from deploy.commands.serve import serve
+from deploy.commands.simulate import LEFT_OUT, simulate
 from deploy.commands.trace import trace
 from deploy.errors import CommandError, one_line
 from deploy.options import with_engine_options
@@ -44,6 +45,7 @@ app.command()(with_engine_options(serve))
 app.command()(with_engine_options(demo, leave_out=frozenset({"policy"})))
 app.command()(fetch)
 app.command()(plan)
+app.command()(with_engine_options(simulate, leave_out=LEFT_OUT))
 app.command()(trace)
 app.command()(bench)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from scheduler.costmodel import OnlineCostModel
 from scheduler.errors import RequestRefused
 from scheduler.progress import InFlight, Served
 from scheduler.request import Delta, Finish, Request
+
+Workload = OpenLoop | ClosedLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,19 @@ EXACT = Noise()
 
 
 def simulate(
-    config: EngineConfig, machine: Machine, workload: OpenLoop | ClosedLoop, noise: Noise = EXACT
+    config: EngineConfig, machine: Machine, workload: Workload, noise: Noise = EXACT, may_miss: int | None = None
 ) -> Simulation:
-    """Serve the workload from its first request to the end of its last one."""
-    return run_virtual(lambda loop: SimulatedCluster(config, machine, noise, loop).serve(workload))
+    """Serve the workload from its first request to the end of its last one, or until more than `may_miss` requests have
+    ended without having been served as promised."""
+    return run_virtual(lambda loop: SimulatedCluster(config, machine, noise, loop, may_miss).serve(workload))
 
 
 class SimulatedCluster:
     """`config.groups` groups of one machine's kind behind one router, to be made and used on a virtual loop."""
 
-    def __init__(self, config: EngineConfig, machine: Machine, noise: Noise, loop: VirtualLoop) -> None:
+    def __init__(
+        self, config: EngineConfig, machine: Machine, noise: Noise, loop: VirtualLoop, may_miss: int | None = None
+    ) -> None:
         self._machine = machine
         self._virtual = loop
         cost = OnlineCostModel(machine.cost)
@@ -58,6 +64,9 @@ class SimulatedCluster:
         self._seen: dict[str, SeenRequest] = {}
         self._requests: list[SeenRequest] = []
         self._ends: dict[str, asyncio.Event] = {}
+        self._may_miss = math.inf if may_miss is None else may_miss
+        self._missed = 0
+        self._hopeless = asyncio.Event()
         self._iterations = SeenIterations()
         self.loops = [self._group(config, noise.factors(number)) for number in range(config.groups)]
 
@@ -77,17 +86,31 @@ class SimulatedCluster:
             overlap=config.overlap,
         )
 
-    async def serve(self, workload: OpenLoop | ClosedLoop) -> Simulation:
+    async def serve(self, workload: Workload) -> Simulation:
         running = [asyncio.create_task(loop.run()) for loop in self.loops]
+        following = asyncio.create_task(self._follow(workload))
+        hopeless = asyncio.create_task(self._hopeless.wait())
+        await asyncio.wait([following, hopeless], return_when=asyncio.FIRST_COMPLETED)
+        ended = self._virtual.time()
+        for loop in self.loops:
+            loop.close()
+        for task in (following, hopeless):
+            task.cancel()
+        await asyncio.gather(*running, following, hopeless, return_exceptions=True)
+        if not following.cancelled():
+            following.result()
+        for loop in self.loops:
+            if loop.failure is not None:  # a fault of the simulation: nothing in it can fail
+                raise RuntimeError(loop.failure)
+        groups = len(self.loops)
+        gpus = groups * self._machine.info.tp
+        return Simulation(self._requests, self._iterations, ended, groups, gpus, self._hopeless.is_set())
+
+    async def _follow(self, workload: Workload) -> None:
         if isinstance(workload, OpenLoop):
             await self._open(workload)
         else:
             await self._closed(workload)
-        ended = self._virtual.time()
-        for loop in self.loops:
-            loop.close()
-        await asyncio.gather(*running)
-        return Simulation(self._requests, self._iterations, ended, len(self.loops) * self._machine.info.tp)
 
     async def _open(self, workload: OpenLoop) -> None:
         for planned in workload.requests:
@@ -118,6 +141,7 @@ class SimulatedCluster:
             least_loaded(self.loops).add(request)
         except RequestRefused as refused:
             seen.refused = refused.code
+            self._note_miss(seen)
             return None
         self._seen[request.request_id] = seen
         return self._ends.setdefault(request.request_id, asyncio.Event())
@@ -143,6 +167,13 @@ class SimulatedCluster:
                 if delta.finish is not Finish.LENGTH or delta.reason is not None:
                     seen.lost = delta.reason or delta.finish.value
                 self._ends.pop(delta.request_id).set()
+                self._note_miss(seen)
+
+    def _note_miss(self, seen: SeenRequest) -> None:
+        if self._may_miss < math.inf and not seen.met:
+            self._missed += 1
+            if self._missed > self._may_miss:
+                self._hopeless.set()
 
 
 def least_loaded(loops: list[IterationLoop]) -> IterationLoop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -92,17 +93,31 @@ class SeenIterations:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A finished run. `ended` is the moment at which the last request ended; `gpus` that all groups together have."""
+    """A finished run. `ended` is the moment at which the last request ended; `gpus` that all `groups` together
+    have.
+    `gave_up`: more requests had missed their promise than may, so that the rest was not waited for."""
 
     requests: Sequence[SeenRequest]
     iterations: SeenIterations
     ended: float
+    groups: int
     gpus: int
+    gave_up: bool = False
 
     @property
     def attainment(self) -> float:
         """Share of requests that had all their tokens in time; 1 where there were none."""
         return sum(request.met for request in self.requests) / len(self.requests) if self.requests else 1.0
+
+    def missed_what(self) -> str:
+        """Which promises were missed by how many requests, the most frequent first; for a person."""
+        missed: Counter[str] = Counter()
+        for request in self.requests:
+            if request.refused is not None or request.lost is not None:
+                missed[request.refused or request.lost or ""] += 1
+            elif (outcome := request.outcome) is not None and not outcome.met:
+                missed["TPOT" if outcome.ttft_met else "TTFT" if outcome.tpot_met else "TTFT and TPOT"] += 1
+        return ", ".join(f"{name} missed by {count}" for name, count in missed.most_common()) or "none missed"
 
     def gap_quantile(self, quantile: float) -> float:
         """Of all gaps between tokens of all requests (time between tokens, TBT); 0 where there were none."""

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from deploy.described import BYTES, bytes_of, gpu_of, shape_of
 from deploy.errors import CommandError
 from scheduler.capacity import Answer, Question, answer
-from scheduler.hardware import Listed, gpu
-from scheduler.roofline import Hardware, ModelShape
-from scheduler.shapes import known_shape, shape_from_config
 from scheduler.solver import Load, Targets
 
 MOST = 1 << 20
 """Of a prompt, of decodes, of a context: what is beyond any machine only makes the search long."""
-_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 
 
 def plan(
@@ -33,7 +28,7 @@ def plan(
     ttft_ms: Annotated[float, typer.Option(help="Promised time to first token.")] = 2000,
     tpot_ms: Annotated[float, typer.Option(help="Promised time per output token.")] = 100,
     rate: Annotated[float, typer.Option(help="Prompts a second that arrive at a group (0: no queue).", min=0)] = 0,
-    weights: Annotated[str, typer.Option(help="Weight format: " + ", ".join(_BYTES))] = "bf16",
+    weights: Annotated[str, typer.Option(help="Weight format: " + ", ".join(BYTES))] = "bf16",
     kv: Annotated[str, typer.Option(help="KV format.")] = "bf16",
     peak_tflops: Annotated[float | None, typer.Option(help="Of a GPU not in the table.")] = None,
     bandwidth_tbps: Annotated[float | None, typer.Option(help="Memory bandwidth in TB/s, likewise.")] = None,
@@ -44,8 +39,8 @@ def plan(
     """Say whether one chunk size keeps both promises, and if none does, the nearest ways out."""
     try:
         question = Question(
-            shape=_shape(model, _format(weights), _format(kv)),
-            listed=_gpu(gpu_name, peak_tflops, bandwidth_tbps, memory_gb, link_gbps),
+            shape=shape_of(model, bytes_of(weights), bytes_of(kv)),
+            listed=gpu_of(gpu_name, peak_tflops, bandwidth_tbps, memory_gb, link_gbps),
             tp=tp,
             load=Load(prompt, decodes, context, rate),
             targets=Targets(ttft_ms / 1e3, tpot_ms / 1e3),
@@ -56,52 +51,6 @@ def plan(
         raise CommandError(str(error), 2) from None
     found = answer(question)
     print(json.dumps(as_dict(question, found), indent=2) if as_json else as_text(question, found))
-
-
-def _format(name: str) -> float:
-    if name.lower() not in _BYTES:
-        raise ValueError(f"unknown format {name!r}; known: {', '.join(_BYTES)}")
-    return _BYTES[name.lower()]
-
-
-def _shape(model: str, weight_bytes: float, kv_bytes: float) -> ModelShape:
-    config = Path(model).expanduser()
-    config = config / "config.json" if config.is_dir() else config
-    if config.is_file():
-        try:
-            fields = json.loads(config.read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{config} cannot be read: {error}") from None
-        if not isinstance(fields, dict):
-            raise ValueError(f"{config} is no model's config.json")
-        return shape_from_config(config.parent.name, fields, weight_bytes, kv_bytes)
-    return known_shape(model, weight_bytes, kv_bytes)
-
-
-def _gpu(
-    name: str | None, peak_tflops: float | None, bandwidth_tbps: float | None, memory_gb: float | None, link_gbps: float
-) -> Listed:
-    """From the table, or by flags; flags beside a name replace its peaks."""
-    if name is None and (peak_tflops is None or bandwidth_tbps is None):
-        raise ValueError("give --gpu, or both --peak-tflops and --bandwidth-tbps")
-    for flag, value in (("--peak-tflops", peak_tflops), ("--bandwidth-tbps", bandwidth_tbps)):
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{flag} must be above 0, got {value}")
-    if name is not None:
-        listed = gpu(name)
-        known = listed.hardware
-        peak = known.peak_flops if peak_tflops is None else peak_tflops * 1e12
-        bandwidth = known.bandwidth if bandwidth_tbps is None else bandwidth_tbps * 1e12
-        memory = known.memory_bytes if memory_gb is None else memory_gb * 1e9
-        return replace(listed, hardware=replace(known, peak_flops=peak, bandwidth=bandwidth, memory_bytes=memory))
-    hardware = Hardware(
-        name="by flags",
-        peak_flops=(peak_tflops or 0) * 1e12,
-        bandwidth=(bandwidth_tbps or 0) * 1e12,
-        memory_bytes=(80 if memory_gb is None else memory_gb) * 1e9,
-        link_bytes=link_gbps * 1e9,
-    )
-    return Listed(hardware, "given by flags", link_gbps * 1e9)
 
 
 def as_dict(question: Question, found: Answer) -> dict[str, Any]:

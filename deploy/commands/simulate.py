@@ -1,0 +1,206 @@
+"""`stallfree simulate`: a load on GPUs that nobody here has, under the scheduler that serves."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deploy.errors import CommandError
+
+if TYPE_CHECKING:
+    from deploy.simulation.asked import Asked
+
+LEFT_OUT = frozenset(
+    {
+        *("served_model_name", "device", "dtype", "attention", "transport", "threads", "slo_classes"),
+        *("profile_seconds", "iterations_kept", "iteration_log"),
+    }
+)
+"""Fields of the configuration that only workers and servers have."""
+
+
+def simulate(
+    *,
+    engine: dict[str, str],
+    gpu: Annotated[str | None, typer.Option(help="A known GPU, such as A100-80 or H100.")] = None,
+    mode: Annotated[str, typer.Option(help="colocated: every group takes prompts and decodes.")] = "colocated",
+    weights: Annotated[str, typer.Option(help="Weight format: bf16, fp32, fp8, int4, ...")] = "bf16",
+    kv: Annotated[str, typer.Option(help="KV format.")] = "bf16",
+    peak_tflops: Annotated[float | None, typer.Option(help="Of a GPU not in the table.")] = None,
+    bandwidth_tbps: Annotated[float | None, typer.Option(help="Memory bandwidth in TB/s, likewise.")] = None,
+    memory_gb: Annotated[float | None, typer.Option(help="Memory, likewise. [80]", min=0.001)] = None,
+    link_gbps: Annotated[float, typer.Option(help="GB/s between GPUs, likewise.", min=0.001)] = 25,
+    calibration: Annotated[
+        Path | None, typer.Option(help="A server's own micro-profile, instead of --gpu.", dir_okay=False)
+    ] = None,
+    noise: Annotated[float, typer.Option(help="Spread (sigma) of iteration times; 0: exact.", min=0, max=2)] = 0,
+    workload: Annotated[str, typer.Option(help="poisson, gamma, fixed, ramp, trace or concurrency.")] = "poisson",
+    rate: Annotated[str | None, typer.Option(help="Requests a second; a ramp's first and last, 1:8. [1]")] = None,
+    duration: Annotated[float | None, typer.Option(help="Seconds in which requests arrive. [120]", min=0)] = None,
+    burstiness: Annotated[float | None, typer.Option(help="gamma: 1 is Poisson, below 1 bursts. [0.5]", min=0)] = None,
+    concurrency: Annotated[int | None, typer.Option(help="concurrency: requests under way. [8]", min=1)] = None,
+    requests: Annotated[int | None, typer.Option(help="concurrency: requests in all. [64]", min=1)] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="trace: a file in Azure's CSV or Mooncake's JSONL format.", dir_okay=False)
+    ] = None,
+    rate_scale: Annotated[float | None, typer.Option(help="trace: so many times as fast. [1]")] = None,
+    length_scale: Annotated[float | None, typer.Option(help="trace: so many times as long. [1]")] = None,
+    max_requests: Annotated[int | None, typer.Option(help="trace: the first so many requests.", min=1)] = None,
+    max_prompt: Annotated[int | None, typer.Option(help="trace: prompts are cut to this.", min=1)] = None,
+    max_output: Annotated[int | None, typer.Option(help="trace: outputs are cut to this.", min=1)] = None,
+    prompt_tokens: Annotated[str | None, typer.Option(help="512, 64:1024 or lognormal:512:0.8. [256]")] = None,
+    output_tokens: Annotated[str | None, typer.Option(help="Likewise. [64]")] = None,
+    shared_prefix: Annotated[int | None, typer.Option(help="Tokens that all prompts begin with.", min=0)] = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals, lengths and noise.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Searches over so many seeds.", min=1, max=100)] = 1,
+    find_capacity: Annotated[
+        bool, typer.Option("--find-capacity", help="Find the highest rate that is carried.")
+    ] = False,
+    find_cheapest: Annotated[
+        bool, typer.Option("--find-cheapest", help="Find the fewest GPUs that carry the load.")
+    ] = False,
+    attainment: Annotated[float | None, typer.Option(help="Share that must get what is promised. [0.9]")] = None,
+    p99_tbt_ms: Annotated[float | None, typer.Option(help="Or: bound on the P99 time between tokens.")] = None,
+    delay_ms: Annotated[float | None, typer.Option(help="And: on the median scheduling delay. [2000]")] = None,
+    gpus: Annotated[str, typer.Option(help="--find-cheapest: GPUs to compare.")] = "A100-80,H100",
+    tps: Annotated[str, typer.Option(help="--find-cheapest: tensor-parallel degrees.")] = "1,2,4",
+    policies: Annotated[str, typer.Option(help="--find-cheapest: policies.")] = "chunked,slo",
+    prices: Annotated[
+        Path | None, typer.Option(help='--find-cheapest: JSON such as {"H100": 4}, money an hour.', dir_okay=False)
+    ] = None,
+    most_gpus: Annotated[int, typer.Option(help="--find-cheapest: the most GPUs to try.", min=1)] = 1024,
+    html: Annotated[Path | None, typer.Option(help="Also write a report to this file.", dir_okay=False)] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Put every token's time into the JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Serve a load on simulated GPUs with the real scheduler: latencies, capacity, or the cheapest cluster."""
+    from deploy.bench.wanted import Wanted
+    from deploy.options import engine_config
+    from deploy.output import Output
+    from deploy.simulation.asked import Asked
+
+    if mode != "colocated":
+        separated = mode == "separated"
+        raise CommandError(f"--mode {mode} is not there{' yet' if separated else ''}; it is colocated", 2)
+    if find_capacity and find_cheapest:
+        raise CommandError("--find-capacity and --find-cheapest are two questions; ask one", 2)
+    if html is not None and not html.absolute().parent.is_dir():
+        raise CommandError(f"--html: there is no folder {html.absolute().parent}", 2)
+    lasting = duration if duration is not None or workload in ("trace", "concurrency") else 120.0
+    wanted = Wanted(
+        rate=rate,
+        duration=lasting,
+        burstiness=burstiness,
+        concurrency=concurrency,
+        requests=requests,
+        trace=trace,
+        rate_scale=rate_scale,
+        length_scale=length_scale,
+        max_requests=max_requests,
+        max_prompt=max_prompt,
+        max_output=max_output,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        shared_prefix=shared_prefix,
+    )
+    asked = Asked(
+        config=engine_config(engine),
+        gpu=gpu,
+        formats=(weights, kv),
+        peaks=(peak_tflops, bandwidth_tbps, memory_gb, link_gbps),
+        calibration=calibration,
+        workload=workload,
+        wanted=wanted,
+        noise=noise,
+        seed=seed,
+    )
+    output = Output(as_json)
+    try:
+        if find_capacity:
+            told, lines = _capacity(asked, range(seed, seed + seeds), (attainment, p99_tbt_ms, delay_ms), output)
+        elif find_cheapest:
+            kinds = (gpus, tps, policies)
+            told, lines = _cheapest(asked, kinds, prices, most_gpus, (attainment, p99_tbt_ms, delay_ms), output)
+        else:
+            _once(asked, html, raw, output)
+            return
+    except ValueError as error:
+        raise CommandError(str(error), 2) from None
+    output.json({**told, "asked": asked.facts()})
+    for line in lines:
+        output.text(line)
+
+
+Bounds = tuple[float | None, float | None, float | None]
+"""Attainment, P99 time between tokens and median scheduling delay in milliseconds, as given."""
+
+
+def _once(asked: Asked, html: Path | None, raw: bool, output: Any) -> None:
+    from rich.console import Console
+
+    from cluster.simulated.cluster import Noise, simulate
+    from cluster.workloads import OpenLoop
+    from deploy.bench.figures import figures
+    from deploy.bench.report import as_json
+    from deploy.bench.show import show
+    from deploy.simulation.telling import as_run, engine_json, engine_lines
+
+    machine, load = asked.machine(), asked.load()
+    started = time.perf_counter()
+    simulation = simulate(asked.config, machine, load, Noise(asked.noise, asked.seed))
+    wall_s = time.perf_counter() - started
+    run = as_run(simulation, {**asked.facts(), "loop": "open loop" if isinstance(load, OpenLoop) else "closed loop"})
+    found = figures(run, asked.slo())
+    if html is not None:
+        from deploy.bench.html import page
+
+        html.write_text(page(run, found), encoding="utf-8")
+        output.progress(f"wrote {html}")
+    told = engine_json(simulation, wall_s)
+    if output.as_json:
+        output.json({**as_json(run, found, raw=raw), "simulated": told})
+        return
+    show(Console(file=output.results), run, found)
+    for line in engine_lines(told):
+        output.text(line)
+
+
+def _capacity(asked: Asked, seeds: range, bounds: Bounds, output: Any) -> tuple[dict[str, Any], list[str]]:
+    from deploy.simulation.load import load_by_rate
+    from deploy.simulation.search import criterion_of, find_capacity
+    from deploy.simulation.telling import capacity_json, capacity_lines
+
+    criterion = criterion_of(*bounds)
+    duration = asked.wanted.duration or 120.0
+    load = load_by_rate(asked.workload, asked.wanted, duration)
+    found = find_capacity(asked.config, asked.machine(), load, criterion, seeds, asked.noise, output.progress)
+    return {"capacity": capacity_json(found)}, capacity_lines(found)
+
+
+def _cheapest(
+    asked: Asked, kinds: tuple[str, str, str], prices: Path | None, most_gpus: int, bounds: Bounds, output: Any
+) -> tuple[dict[str, Any], list[str]]:
+    from cluster.simulated.cluster import Noise
+    from deploy.simulation.search import criterion_of, find_cheapest, kinds_of, read_prices
+    from deploy.simulation.telling import offer_json, offer_lines
+
+    if asked.calibration is not None or asked.gpu is not None:
+        raise ValueError("--find-cheapest compares the GPUs of --gpus; leave out --gpu and --calibration")
+    compared = kinds_of(*kinds)
+    table = None if prices is None else read_prices(prices, compared)
+    offers = find_cheapest(
+        asked.config,
+        asked.shape(),
+        compared,
+        asked.load(),
+        criterion_of(*bounds),
+        table,
+        most_gpus,
+        Noise(asked.noise, asked.seed),
+        output.progress,
+    )
+    told = [offer_json(offer, priced=table is not None) for offer in offers]
+    return {"cheapest": told[0] if told[0]["gpus"] else None, "offers": told}, offer_lines(told)

@@ -1,0 +1,62 @@
+"""The load that a command line asks for, at any rate and with any seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from cluster.simulated.capacity import FEWEST
+from cluster.workloads import ClosedLoop, OpenLoop
+from deploy.bench.wanted import Wanted, plan_of
+
+WORKLOADS = ("poisson", "gamma", "fixed", "ramp", "trace", "concurrency")
+STEADY = 1e9
+"""A burstiness at which gaps do not differ any more."""
+SEARCHED = ("poisson", "gamma", "fixed", "trace")
+"""Workloads that have one rate, which a search can change."""
+
+
+def load_of(name: str, wanted: Wanted, seed: int) -> OpenLoop | ClosedLoop:
+    """Raises ValueError, its words fit for a person who typed the options."""
+    if name not in WORKLOADS:
+        raise ValueError(f"--workload is one of {', '.join(WORKLOADS)}, not {name!r}")
+    if name == "fixed":
+        if wanted.burstiness is not None:
+            raise ValueError("--burstiness has no meaning for --workload fixed")
+        name, wanted = "gamma", replace(wanted, burstiness=STEADY)
+    planned = plan_of(name, wanted, seed)
+    assert isinstance(planned, OpenLoop | ClosedLoop)  # interference is not among the names
+    return planned
+
+
+def load_by_rate(name: str, wanted: Wanted, duration: float) -> Callable[[float, int], OpenLoop]:
+    """The load at a rate (requests a second) with a seed, as long as asked or as it takes for a few requests."""
+    if name not in SEARCHED:
+        raise ValueError(f"--find-capacity needs a workload with one rate: {', '.join(SEARCHED)}")
+    if wanted.rate is not None or wanted.rate_scale is not None:
+        raise ValueError("--find-capacity looks for the rate itself; leave out --rate and --rate-scale")
+    if name == "trace":
+        return _trace_by_rate(wanted)
+
+    def drawn(rate: float, seed: int) -> OpenLoop:
+        lasting = replace(wanted, rate=repr(rate), duration=max(duration, FEWEST / rate))
+        planned = load_of(name, lasting, seed)
+        assert isinstance(planned, OpenLoop)  # all that are searched are
+        return planned
+
+    return drawn
+
+
+def _trace_by_rate(wanted: Wanted) -> Callable[[float, int], OpenLoop]:
+    """The whole trace, faster or slower: its bursts stay as they are. Seeds change nothing but what prompts say."""
+    planned = plan_of("trace", wanted, 0)
+    assert isinstance(planned, OpenLoop)  # traces are
+    lasts = planned.requests[-1].at_s
+    if len(planned.requests) < FEWEST or lasts <= 0:
+        raise ValueError(f"the trace has too few requests to search with: {len(planned.requests)} in {lasts:g} s")
+    own_rate = len(planned.requests) / lasts
+
+    def scaled(rate: float, seed: int) -> OpenLoop:
+        return OpenLoop([replace(request, at_s=request.at_s * own_rate / rate) for request in planned.requests])
+
+    return scaled
