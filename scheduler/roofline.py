@@ -43,10 +43,15 @@ class ModelShape:
 class Hardware:
     """One accelerator. Rates are peaks per second; `memory_fraction` and `compute_fraction` of them are achieved.
 
-    `norm` is the p of the smooth maximum of the two, `tile` the token granularity of the matrix kernels, `elementwise`
-    the share of linear time that norms, rotations and activations add, `link_bytes` the bandwidth between the ranks of
-    a tensor-parallel group in one direction, `link_latency_s` the time of an empty all-reduce, `overhead_s` host time
-    an iteration that no kernel hides, `memory_bytes` what weights and KV must fit into.
+    `norm` is the p of the smooth maximum of the two, `tile` the token granularity of the matrix kernels, `kernel_s`
+    what each of those takes beside its work (starting, filling the processors, draining them), `elementwise` the share
+    of linear time that norms, rotations and activations add, `link_bytes` the bandwidth between the ranks of a
+    tensor-parallel group in one direction, `link_latency_s` the time of an empty all-reduce, `overhead_s` host time an
+    iteration that no kernel hides, `memory_bytes` what weights and KV must fit into.
+
+    Attention over chunks achieves `attention_fraction` of peak FLOP/s. Of the chunk's own tokens it computes
+    `attention_diagonal` of the square (a half where nothing is computed in vain), and each of its queries costs as
+    much as `attention_keys` more keys; an attention kernel takes `attention_s` beside its work.
     """
 
     name: str
@@ -57,10 +62,15 @@ class Hardware:
     compute_fraction: float = 0.71
     norm: float = 2.5
     tile: int = 128
+    kernel_s: float = 6e-6
     elementwise: float = 0.10
     link_bytes: float = 25e9
     link_latency_s: float = 10e-6
     overhead_s: float = 2e-3
+    attention_fraction: float = 0.50
+    attention_diagonal: float = 1.14
+    attention_keys: float = 714.0
+    attention_s: float = 15e-6
 
     @property
     def ridge(self) -> float:
@@ -73,7 +83,8 @@ class Features:
     """What an iteration's cost depends on, all of it known from its plan.
 
     `chunk_pairs` are the query-key pairs of the chunks: for a chunk of c tokens from position o, c o + c (c + 1) / 2.
-    `chunk_context` are KV positions that the chunks read: their ends, summed over the chunks.
+    `chunk_context` are KV positions that the chunks read: their ends, summed over the chunks. `chunk_squares` are the
+    squares of the chunks' sizes: kernels compute some of what causality forbids.
     """
 
     prefill_tokens: int = 0
@@ -81,6 +92,7 @@ class Features:
     decode_context: int = 0
     chunk_pairs: int = 0
     chunk_context: int = 0
+    chunk_squares: int = 0
 
     @property
     def tokens(self) -> int:
@@ -94,6 +106,7 @@ class Features:
             self.decode_context,
             self.chunk_pairs + chunk_pairs(start, count),
             self.chunk_context + start + count,
+            self.chunk_squares + count * count,
         )
 
 
@@ -129,17 +142,23 @@ def roofline_chunk(shape: ModelShape, hardware: Hardware, decodes: int, mean_con
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Predicted seconds of an iteration by part."""
+    """Predicted seconds of an iteration by part. `latency_s` is what its kernels take however little they do."""
 
     linear_s: float
     attention_s: float
     elementwise_s: float
     communication_s: float
+    latency_s: float
     overhead_s: float
 
     @property
     def total_s(self) -> float:
-        return self.linear_s + self.attention_s + self.elementwise_s + self.communication_s + self.overhead_s
+        kernels = self.linear_s + self.attention_s + self.elementwise_s + self.latency_s
+        return kernels + self.communication_s + self.overhead_s
+
+
+MATRIX_KERNELS = 4
+"""Of a layer: queries, keys and values in one, the attention's output, gate and up in one, down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +180,7 @@ class Roofline:
             attention_s=self._attention(f),
             elementwise_s=self.hardware.elementwise * linear,
             communication_s=self._communication(f.tokens),
+            latency_s=self._latency(f),
             overhead_s=self.hardware.overhead_s,
         )
 
@@ -177,12 +197,18 @@ class Roofline:
         return smooth_max(memory, compute, hw.norm)
 
     def _attention(self, f: Features) -> float:
-        """Chunks are bound by their pairs, decodes by the KV they read."""
+        """Chunks are bound by what they compute, decodes by the KV they read; a kernel for each."""
         hw, shape = self.hardware, self.shape
         per_pair = 4.0 * shape.layers * shape.query_heads * shape.head_dim / self.tp
-        compute = per_pair * f.chunk_pairs / (hw.peak_flops * hw.compute_fraction)
-        read = shape.kv_bytes_per_token * (f.decode_context + f.chunk_context) / self.tp
-        return smooth_max(compute, read / (hw.bandwidth * hw.memory_fraction), hw.norm)
+        in_vain = (hw.attention_diagonal - 0.5) * f.chunk_squares + hw.attention_keys * f.prefill_tokens
+        compute = per_pair * (f.chunk_pairs + in_vain) / (hw.peak_flops * hw.attention_fraction)
+        read = shape.kv_bytes_per_token * f.decode_context / self.tp
+        return compute + read / (hw.bandwidth * hw.memory_fraction)
+
+    def _latency(self, f: Features) -> float:
+        hw = self.hardware
+        attention = ((f.decodes > 0) + (f.prefill_tokens > 0)) * hw.attention_s
+        return self.shape.layers * (MATRIX_KERNELS * hw.kernel_s + attention)
 
     def _communication(self, tokens: int) -> float:
         """Two all-reduces a layer, each of 2 (n-1)/n of the activations over the link."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,8 @@ from scheduler.roofline import (
 from scheduler.shapes import CONFIGS, known_shape, shape_from_config
 
 A100, H100 = gpu("a100-80").hardware, gpu("h100").hardware
+ROUND = replace(A100, memory_fraction=0.72, compute_fraction=0.71, norm=3.0)
+"""With fractions that are easy to work with by hand."""
 
 
 def test_ridges_by_hand() -> None:
@@ -74,13 +78,26 @@ def test_flops_and_bytes_by_hand() -> None:
 def test_the_law_of_a_linear_layer_by_hand() -> None:
     """One token of Llama-3.1-8B on A100-80: 15.01e9 B / (2.039e12 x 0.72) = 10.224 ms of reading and 2 Psi / (312e12 x
     0.71) = 0.0678 ms of computing. 1,024 tokens: 69.39 ms of computing; (10.224^3 + 69.39^3)^(1/3) = 69.46 ms."""
-    model = Roofline(known_shape("Llama-3.1-8B"), A100)
+    model = Roofline(known_shape("Llama-3.1-8B"), ROUND)
     assert model.terms(Features(decodes=1)).linear_s == pytest.approx(10.224e-3, rel=1e-3)
     assert model.terms(Features(prefill_tokens=1024)).linear_s == pytest.approx(69.46e-3, rel=1e-3)
     terms = model.terms(Features(decodes=8, decode_context=16_000).with_chunk(0, 512))
     assert terms.elementwise_s == pytest.approx(0.1 * terms.linear_s)
     assert terms.communication_s == 0
     assert terms.total_s == model.predict(Features(decodes=8, decode_context=16_000).with_chunk(0, 512))
+
+
+def test_attention_by_hand() -> None:
+    """Llama-3.1-8B, a chunk of 512 from 1,024 on: 512 x 1,024 + 512 x 513 / 2 pairs, (0.9 - 0.5) x 512^2 in vain and
+    512 x 100 for starting each query, 4 x 32 x 4,096 FLOP a pair at half of 312e12; 8 decodes of 2,000 read 131,072 x
+    16,000 bytes at 0.72 of 2.039e12. Each of 32 layers has four matrix kernels of 6 us, two of attention of 15 us."""
+    hardware = replace(ROUND, attention_fraction=0.5, attention_diagonal=0.9, attention_keys=100)
+    terms = Roofline(known_shape("Llama-3.1-8B"), hardware).terms(
+        Features(decodes=8, decode_context=16_000).with_chunk(1024, 512)
+    )
+    pairs = 512 * 1024 + 131_328 + 0.4 * 512**2 + 512 * 100
+    assert terms.attention_s == pytest.approx(524_288 * pairs / 156e12 + 131_072 * 16_000 / (0.72 * 2.039e12))
+    assert terms.latency_s == pytest.approx(32 * (4 * 6e-6 + 2 * 15e-6))
 
 
 def test_257_tokens_cost_a_third_more_than_256() -> None:
@@ -111,8 +128,8 @@ def test_more_work_never_takes_less_time(
     f = Features(decodes=decodes, decode_context=decodes * context).with_chunk(start, chunk)
     more = [
         f.with_chunk(start + chunk, 1),
-        Features(decodes + 1 and f.prefill_tokens, decodes + 1, f.decode_context, f.chunk_pairs, f.chunk_context),
-        Features(f.prefill_tokens, decodes, f.decode_context + 1, f.chunk_pairs, f.chunk_context),
+        replace(f, decodes=decodes + 1),
+        replace(f, decode_context=f.decode_context + 1),
     ]
     assert all(roofline.predict(g) >= roofline.predict(f) for g in more)
 
