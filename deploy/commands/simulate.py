@@ -53,6 +53,9 @@ def simulate(
     max_output: Annotated[int | None, typer.Option(help="trace: outputs are cut to this.", min=1)] = None,
     prompt_tokens: Annotated[str | None, typer.Option(help="512, 64:1024 or lognormal:512:0.8. [256]")] = None,
     output_tokens: Annotated[str | None, typer.Option(help="Likewise. [64]")] = None,
+    lengths: Annotated[
+        Path | None, typer.Option(help="CSV of prompt and output lengths to draw from.", dir_okay=False)
+    ] = None,
     shared_prefix: Annotated[int | None, typer.Option(help="Tokens that all prompts begin with.", min=0)] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals, lengths and noise.")] = 0,
     seeds: Annotated[int, typer.Option(help="Searches over so many seeds.", min=1, max=100)] = 1,
@@ -114,6 +117,7 @@ def simulate(
         calibration=calibration,
         workload=workload,
         wanted=wanted,
+        lengths=lengths,
         noise=noise,
         seed=seed,
     )
@@ -169,14 +173,13 @@ def _once(asked: Asked, html: Path | None, raw: bool, output: Any) -> None:
 
 
 def _capacity(asked: Asked, seeds: range, bounds: Bounds, output: Any) -> tuple[dict[str, Any], list[str]]:
-    from deploy.simulation.load import load_by_rate
     from deploy.simulation.search import criterion_of, find_capacity
     from deploy.simulation.telling import capacity_json, capacity_lines
 
     criterion = criterion_of(*bounds)
-    duration = asked.wanted.duration or 120.0
-    load = load_by_rate(asked.workload, asked.wanted, duration)
-    found = find_capacity(asked.config, asked.machine(), load, criterion, seeds, asked.noise, output.progress)
+    found = find_capacity(
+        asked.config, asked.machine(), asked.by_rate(), criterion, seeds, asked.noise, output.progress
+    )
     return {"capacity": capacity_json(found)}, capacity_lines(found)
 
 

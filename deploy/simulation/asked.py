@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from cluster.workloads import ClosedLoop, OpenLoop
 from deploy.bench.slo import SloTargets
 from deploy.bench.wanted import Wanted, description
 from deploy.described import bytes_of, gpu_of, shape_of
-from deploy.simulation.load import load_of
+from deploy.simulation.lengths import Pair, read_lengths
+from deploy.simulation.load import load_by_rate, load_of
 from scheduler.roofline import ModelShape
 
 
@@ -28,6 +30,7 @@ class Asked:
     calibration: Path | None
     workload: str
     wanted: Wanted
+    lengths: Path | None
     noise: float
     seed: int
 
@@ -42,7 +45,13 @@ class Asked:
         return by_calibration(self.config, self.calibration)
 
     def load(self) -> OpenLoop | ClosedLoop:
-        return load_of(self.workload, self.wanted, self.seed)
+        return load_of(self.workload, self.wanted, self.seed, self.table())
+
+    def by_rate(self) -> Callable[[float, int], OpenLoop]:
+        return load_by_rate(self.workload, self.wanted, self.wanted.duration or 120.0, self.table())
+
+    def table(self) -> list[Pair]:
+        return [] if self.lengths is None else read_lengths(self.lengths)
 
     def slo(self) -> SloTargets:
         """What the verdicts of a report go by; nothing where nothing was asked for."""
@@ -63,5 +72,6 @@ class Asked:
             "ttft_ms": config.ttft_ms,
             "tpot_ms": config.tpot_ms,
             "tbt_ms": config.tbt_ms,
+            **({} if self.lengths is None else {"lengths": str(self.lengths)}),
             **description(self.workload, self.wanted, self.seed),
         }

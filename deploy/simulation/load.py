@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cluster.simulated.capacity import FEWEST
 from cluster.workloads import ClosedLoop, OpenLoop
 from deploy.bench.wanted import Wanted, plan_of
+from deploy.simulation.lengths import Pair, with_lengths
 
 WORKLOADS = ("poisson", "gamma", "fixed", "ramp", "trace", "concurrency")
 STEADY = 1e9
@@ -16,8 +17,9 @@ SEARCHED = ("poisson", "gamma", "fixed", "trace")
 """Workloads that have one rate, which a search can change."""
 
 
-def load_of(name: str, wanted: Wanted, seed: int) -> OpenLoop | ClosedLoop:
-    """Raises ValueError, its words fit for a person who typed the options."""
+def load_of(name: str, wanted: Wanted, seed: int, table: Sequence[Pair] = ()) -> OpenLoop | ClosedLoop:
+    """Lengths are drawn from the `table` where there is one. Raises ValueError, its words fit for a person who typed
+    the options."""
     if name not in WORKLOADS:
         raise ValueError(f"--workload is one of {', '.join(WORKLOADS)}, not {name!r}")
     if name == "fixed":
@@ -26,21 +28,27 @@ def load_of(name: str, wanted: Wanted, seed: int) -> OpenLoop | ClosedLoop:
         name, wanted = "gamma", replace(wanted, burstiness=STEADY)
     planned = plan_of(name, wanted, seed)
     assert isinstance(planned, OpenLoop | ClosedLoop)  # interference is not among the names
-    return planned
+    if not table:
+        return planned
+    if name == "trace" or wanted.prompt_tokens is not None or wanted.output_tokens is not None:
+        raise ValueError("--lengths gives both lengths; it goes with no trace, --prompt-tokens or --output-tokens")
+    return with_lengths(planned, table, seed)
 
 
-def load_by_rate(name: str, wanted: Wanted, duration: float) -> Callable[[float, int], OpenLoop]:
+def load_by_rate(
+    name: str, wanted: Wanted, duration: float, table: Sequence[Pair] = ()
+) -> Callable[[float, int], OpenLoop]:
     """The load at a rate (requests a second) with a seed, as long as asked or as it takes for a few requests."""
     if name not in SEARCHED:
         raise ValueError(f"--find-capacity needs a workload with one rate: {', '.join(SEARCHED)}")
     if wanted.rate is not None or wanted.rate_scale is not None:
         raise ValueError("--find-capacity looks for the rate itself; leave out --rate and --rate-scale")
-    if name == "trace":
+    if name == "trace" and not table:
         return _trace_by_rate(wanted)
 
     def drawn(rate: float, seed: int) -> OpenLoop:
         lasting = replace(wanted, rate=repr(rate), duration=max(duration, FEWEST / rate))
-        planned = load_of(name, lasting, seed)
+        planned = load_of(name, lasting, seed, table)
         assert isinstance(planned, OpenLoop)  # all that are searched are
         return planned
 

@@ -42,6 +42,7 @@ def told(capfd: pytest.CaptureFixture[str], *arguments: str) -> Any:
         (["--gpu", "A100", "--weights", "fp3"], ["fp3", "bf16"]),
         (["--gpu", "A100", "--calibration", "/no/such/file"], ["--calibration"]),
         (["--calibration", "/no/such/file"], ["/no/such/file"]),
+        (["--gpu", "A100", "--lengths", "/no/such/file"], ["--lengths"]),
         (["--gpu", "A100", "--find-capacity", "--rate", "2"], ["--rate"]),
         (["--gpu", "A100", "--find-capacity", "--workload", "ramp"], ["--find-capacity", "poisson"]),
         (["--gpu", "A100", "--find-capacity", "--attainment", "90"], ["attainment"]),
@@ -106,6 +107,17 @@ def test_a_trace_and_a_closed_loop(capfd: pytest.CaptureFixture[str], tmp_path: 
     assert searched["capacity"]["requests_per_s"] > 2
     found = told(capfd, *few, "--workload", "concurrency", "--requests", "12", "--concurrency", "3", "--raw")
     assert found["finished"] == len(found["raw"]) == 12
+
+
+def test_lengths_of_a_table(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    table = tmp_path / "lengths.csv"
+    table.write_text("num_prefill_tokens,num_decode_tokens,pd_ratio\n700,3,1\n900,5,1\n")
+    found = told(capfd, *FEW, "--lengths", str(table), "--raw")
+    drawn = {(request["prompt_tokens"], request["asked_tokens"]) for request in found["raw"]}
+    assert drawn == {(700, 3), (900, 5)}
+    table.write_text("num_prefill_tokens,num_decode_tokens\n700,many\n")
+    assert cli.run(["simulate", *FEW, "--lengths", str(table)]) == 2
+    assert "line 2" in capfd.readouterr().err
 
 
 def test_a_report(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
