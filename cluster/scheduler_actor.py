@@ -21,6 +21,7 @@ from cluster.instruments import GroupInstruments, Instruments
 from cluster.loop import IterationLoop
 from cluster.placement import group_name
 from cluster.ray_facts import total_resources
+from cluster.routing import least_loaded
 from cluster.subscribers import Subscribers
 from cluster.tuning import Tuning, apply_policy, tune, with_outlook
 from scheduler.codec import decode_requests, encode_deltas
@@ -163,7 +164,7 @@ class SchedulerActor:
         standing = [loop for loop in self._loops if loop.failure is None]
         if not standing:
             raise EngineUnavailable(self._loops[0].failure or "no worker group" if self._loops else self._progress)
-        loop = min(standing, key=lambda candidate: candidate.scheduler.stats()["tokens_outstanding"])
+        loop = least_loaded(standing)
         loop.add(request)
         self._homes[request.request_id] = loop
         self._subscribers.owns(subscriber, request.request_id)

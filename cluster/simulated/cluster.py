@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cluster.assembly import make_scheduler
 from cluster.config import EngineConfig
 from cluster.loop import IterationLoop, IterationRecord
+from cluster.routing import least_loaded
 from cluster.simulated.executor import SimulatedExecutor, until
 from cluster.simulated.machine import Machine
 from cluster.simulated.prompts import prompt_tokens
@@ -174,10 +175,3 @@ class SimulatedCluster:
             self._missed += 1
             if self._missed > self._may_miss:
                 self._hopeless.set()
-
-
-def least_loaded(loops: list[IterationLoop]) -> IterationLoop:
-    """The central scheduler's rule: the fewest tokens that are still to be computed or generated."""
-    if len(loops) == 1:
-        return loops[0]
-    return min(loops, key=lambda loop: loop.scheduler.stats()["tokens_outstanding"])
