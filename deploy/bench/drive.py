@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import httpx
 from cluster.workloads.planned import ClosedLoop, Interference, OpenLoop, PlannedRequest, Workload
 from cluster.workloads.prompts import RandomPrompt
 from deploy.bench.dialect import Dialect, detect
-from deploy.bench.monitor import Progress, Watcher, snapshot, watch
+from deploy.bench.monitor import Progress, Tally, Watcher, watch
 from deploy.bench.record import RunRecord
 from deploy.bench.sending import Sending
 from deploy.bench.target import Target
@@ -47,7 +48,8 @@ async def drive(
             await run.until_stopped(run.warm_up(workload, warmup))
         tell(Progress("prepare", planned=len(workload.requests)))
         await run.prepare(workload.requests)
-        return await run.run(workload, tell)
+        with _without_long_collections():
+            return await run.run(workload, tell)
 
 
 class _Run:
@@ -60,6 +62,7 @@ class _Run:
         self._dialect = Dialect(target.model or "", target.endpoint, token_ids=False, fields={})
         self._sendings: list[Sending] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._tally = Tally(0, 0.0)
 
     @property
     def goes_on(self) -> bool:
@@ -106,7 +109,8 @@ class _Run:
         origin, started_at = time.perf_counter() + START_S, time.time() + START_S
         for sending in self._sendings:
             sending.origin = origin
-        watching = asyncio.ensure_future(watch(tell, self._sendings, planned, origin))
+        self._tally = Tally(planned, origin)
+        watching = asyncio.ensure_future(watch(tell, self._tally))
         try:
             if self.goes_on:
                 await asyncio.sleep(START_S)
@@ -116,7 +120,7 @@ class _Run:
             with suppress(asyncio.CancelledError):
                 await watching
         duration_s = time.perf_counter() - origin
-        tell(snapshot(self._sendings, planned, origin))
+        tell(self._tally.progress())
         records = [sending.record for sending in self._sendings if sending.record is not None]
         return RunRecord(
             requests=tuple(sorted(records, key=lambda record: record.sent_s)),
@@ -170,6 +174,7 @@ class _Run:
     def _start(self, sending: Sending) -> asyncio.Task[None]:
         task = asyncio.create_task(sending.run(self._client, self._target.path))
         self._tasks.append(task)
+        self._tally.started(sending)
         return task
 
     def _facts(self, workload: Workload) -> dict[str, Any]:
@@ -182,6 +187,18 @@ class _Run:
             "fields": sorted(self._dialect.fields),
             "loop": names[type(workload)],
         }
+
+
+@contextmanager
+def _without_long_collections() -> Iterator[None]:
+    """What there is already is not looked through for garbage meanwhile: with all that a process has imported, that
+    stops every stream for tens of milliseconds, and would be taken for the server's stall."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _with_own_prompt(plan: PlannedRequest, number: int) -> PlannedRequest:
