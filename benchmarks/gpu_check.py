@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from scheduler.plan import Admission, IterationPlan, Segment
+from scheduler.plan import Admission, Forward, IterationPlan, Segment
 from scheduler.sampling import SamplingParams
 from workers.checkpoint import resolve
 from workers.config import WorkerConfig
@@ -41,19 +41,18 @@ def measure(folder: Path, backend: str) -> dict[str, float | str]:
     admissions = tuple(Admission(slot, PROMPT[:1024], 1024, GREEDY) for slot in range(32))
     tables = [tuple(range(slot * blocks_of_one, (slot + 1) * blocks_of_one)) for slot in range(33)]
     first = tuple(Segment(slot, 0, 1024, tables[slot], True) for slot in range(32))
-    result = worker.execute(IterationPlan(0, (first,), admissions))
-    found: dict[str, float | str] = {"backend": backend, "behind_reference": behind(folder, result.samples[0].token)}
+    result = worker.execute(IterationPlan(0, (Forward(chunks=first),), admissions))
+    found: dict[str, float | str] = {"backend": backend, "behind_reference": behind(folder, result.tokens[0])}
     position = 1024
 
     def run(chunk: int, decodes: bool) -> float:
         nonlocal position
         entering = (Admission(40, PROMPT[:1024], 1024, GREEDY),) if chunk else ()
-        segments = tuple(Segment(slot, position, 1, (), True) for slot in range(32)) if decodes else ()
-        if chunk:
-            segments += (Segment(40, 0, chunk, tables[32], False),)
+        chunks = (Segment(40, 0, chunk, tables[32], False),) if chunk else ()
+        forward = Forward(tuple(range(32)) if decodes else (), chunks)
         torch.cuda.synchronize()
         started = time.perf_counter()
-        worker.execute(IterationPlan(0, (segments,), entering))
+        worker.execute(IterationPlan(0, (forward,), entering))
         torch.cuda.synchronize()
         taken = time.perf_counter() - started
         if chunk:

@@ -17,7 +17,7 @@ from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
 from cluster.executor import Executor
 from scheduler.costmodel import Coefficients, Sample, fit
-from scheduler.plan import Admission, IterationPlan, Segment
+from scheduler.plan import Admission, Forward, IterationPlan, Segment
 from scheduler.roofline import Features
 from scheduler.sampling import SamplingParams
 from workers.checkpoint import cache_dir
@@ -96,12 +96,12 @@ class _Plans:
             segments.append(Segment(slot, start, count, tuple(range(block, block + needed)), sample=True))
             block += needed
         yield self._plan(admissions=tuple(admissions))
-        yield self._plan(forwards=(tuple(segments),))
+        yield self._plan(forwards=(Forward(chunks=tuple(segments)),))
         yield self._plan(releases=tuple(range(len(shapes))))
 
     def _plan(
         self,
-        forwards: tuple[tuple[Segment, ...], ...] = (),
+        forwards: tuple[Forward, ...] = (),
         admissions: tuple[Admission, ...] = (),
         releases: tuple[int, ...] = (),
     ) -> IterationPlan:

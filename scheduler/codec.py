@@ -6,19 +6,19 @@ the sender. Anything else (truncated, foreign, another version, a float where an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 import msgpack
 
 from scheduler.errors import WireError
-from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
+from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment
 from scheduler.request import Delta, Finish, Request, TokenLogprob
 from scheduler.sampling import SamplingParams
 from scheduler.slo import Grant, Promise
 
 MARK = "stallfree"
-VERSION = 1
+VERSION = 2
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def decode_plan(data: bytes) -> IterationPlan:
 
 
 def encode_result(result: IterationResult) -> bytes:
-    return _pack("result", [result.iteration, [_sample_fields(s) for s in result.samples], list(result.forward_s)])
+    return _pack("result", _result_fields(result))
 
 
 def decode_result(data: bytes) -> IterationResult:
@@ -89,7 +89,7 @@ def _plan_fields(plan: IterationPlan) -> list[Any]:
         plan.iteration,
         list(plan.releases),
         [[a.slot, list(a.tokens), a.prompt_tokens, _sampling_fields(a.sampling)] for a in plan.admissions],
-        [[[s.slot, s.start, s.count, list(s.new_blocks), s.sample] for s in forward] for forward in plan.forwards],
+        [_forward_fields(f) for f in plan.forwards],
     ]
 
 
@@ -99,7 +99,22 @@ def _plan(body: Any) -> IterationPlan:
         iteration=_count(iteration),
         releases=_counts(releases),
         admissions=tuple(_admission(a) for a in _list(admissions)),
-        forwards=tuple(tuple(_segment(s) for s in _list(forward)) for forward in _list(forwards)),
+        forwards=tuple(_forward(f) for f in _list(forwards)),
+    )
+
+
+def _forward_fields(f: Forward) -> list[Any]:
+    chunks = [[s.slot, s.start, s.count, list(s.new_blocks), s.sample] for s in f.chunks]
+    return [list(f.decodes), chunks, [list(pair) for pair in f.new_blocks]]
+
+
+def _forward(body: Any) -> Forward:
+    decodes, chunks, new_blocks = _fields(body, 3, "forward")
+    pairs = (_fields(x, 2, "new block") for x in _list(new_blocks))
+    return Forward(
+        decodes=_counts(decodes),
+        chunks=tuple(_segment(s) for s in _list(chunks)),
+        new_blocks=tuple((_count(slot), _count(block)) for slot, block in pairs),
     )
 
 
@@ -140,29 +155,31 @@ def _sampling(body: Any) -> SamplingParams:
     )
 
 
-def _sample_fields(s: Sample) -> list[Any]:
-    return [s.slot, s.token, _logprob_fields(s.logprob), s.error]
-
-
-def _sample(body: Any) -> Sample:
-    slot, token, logprob, error = _fields(body, 4, "sample")
-    return Sample(_count(slot), _int(token), _logprob(logprob), _optional_str(error))
+def _result_fields(r: IterationResult) -> list[Any]:
+    return [
+        *(r.iteration, list(r.tokens)),
+        [[index, _logprob_fields(p)] for index, p in r.logprobs],
+        [list(pair) for pair in r.errors],
+        list(r.forward_s),
+    ]
 
 
 def _result(body: Any) -> IterationResult:
-    iteration, samples, forward_s = _fields(body, 3, "result")
+    iteration, tokens, logprobs, errors, forward_s = _fields(body, 5, "result")
     return IterationResult(
-        _count(iteration), tuple(_sample(s) for s in _list(samples)), tuple(_float(x) for x in _list(forward_s))
+        iteration=_count(iteration),
+        tokens=_ints(tokens),
+        logprobs=tuple((_count(i), _logprob(p)) for i, p in (_fields(x, 2, "logprob") for x in _list(logprobs))),
+        errors=tuple((_count(i), _str(text)) for i, text in (_fields(x, 2, "error") for x in _list(errors))),
+        forward_s=tuple(_float(x) for x in _list(forward_s)),
     )
 
 
-def _logprob_fields(p: TokenLogprob | None) -> list[Any] | None:
-    return None if p is None else [p.logprob, [list(pair) for pair in p.top]]
+def _logprob_fields(p: TokenLogprob) -> list[Any]:
+    return [p.logprob, [list(pair) for pair in p.top]]
 
 
-def _logprob(body: Any) -> TokenLogprob | None:
-    if body is None:
-        return None
+def _logprob(body: Any) -> TokenLogprob:
     logprob, top = _fields(body, 2, "logprob")
     pairs = (_fields(x, 2, "alternative") for x in _list(top))
     return TokenLogprob(_float(logprob), tuple((_count(token), _float(value)) for token, value in pairs))
@@ -223,11 +240,10 @@ def _delta_fields(d: Delta) -> list[Any]:
 
 def _delta(body: Any) -> Delta:
     request_id, tokens, logprobs, finish, reason, cached, grant = _fields(body, 7, "delta")
-    decoded = tuple(_logprob(p) for p in _list(logprobs))
     return Delta(
         request_id=_str(request_id),
         tokens=_counts(tokens),
-        logprobs=tuple(p if p is not None else _refuse("a log-probability", p) for p in decoded),
+        logprobs=tuple(_logprob(p) for p in _list(logprobs)),
         finish=None if finish is None else _finish(finish),
         reason=_optional_str(reason),
         cached_tokens=_count(cached),
@@ -259,8 +275,11 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else _refuse("a list", value)
 
 
-def _int(value: Any) -> int:
-    return value if type(value) is int else _refuse("an integer", value)
+def _ints(value: Any) -> tuple[int, ...]:
+    column = tuple(_list(value))
+    if not set(map(type, column)) <= {int}:  # for columns of thousands: no step of the interpreter per element
+        _refuse("integers", value)
+    return column
 
 
 def _count(value: Any) -> int:
@@ -268,10 +287,8 @@ def _count(value: Any) -> int:
 
 
 def _counts(value: Any) -> tuple[int, ...]:
-    counts: Sequence[Any] = _list(value)
-    if not all(type(x) is int and x >= 0 for x in counts):
-        _refuse("non-negative integers", value)
-    return tuple(counts)
+    column = _ints(value)
+    return column if min(column, default=0) >= 0 else _refuse("non-negative integers", value)
 
 
 def _float(value: Any) -> float:

@@ -1,7 +1,8 @@
 """The iteration plan: the only thing that a worker sees, and what it answers. Ordered, frozen, plain numbers.
 
 A plan carries deltas: workers keep tokens, block tables and sampling of each slot between iterations. Within a plan the
-order is: releases, admissions, then the forwards one after another.
+order is: releases, admissions, then the forwards one after another. What comes in thousands, decodes and their tokens,
+is in columns of plain integers: an object for each would cost more than all that is decided about them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 
 from scheduler.request import TokenLogprob
 from scheduler.sampling import SamplingParams
+
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +41,38 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """A token of each slot in `decodes`, and the `chunks`, side by side in one forward. No slot is in it twice.
+
+    A decode computes its slot's last token, the only one without KV, and samples the next: a segment of one token, with
+    `sample`. `new_blocks` are (slot, block), appended to the block tables of decodes that go past the end of theirs.
+    """
+
+    decodes: tuple[int, ...] = ()
+    chunks: tuple[Segment, ...] = ()
+    new_blocks: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class IterationPlan:
     """One iteration. Every policy but `alternate` has exactly one forward in it."""
 
     iteration: int
-    forwards: tuple[tuple[Segment, ...], ...]
+    forwards: tuple[Forward, ...]
     admissions: tuple[Admission, ...] = ()
     releases: tuple[int, ...] = ()
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        return tuple(segment for forward in self.forwards for segment in forward)
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A sampled token of one slot. `error` is set instead where this one sequence could not be sampled (token -1)."""
-
-    slot: int
-    token: int
-    logprob: TokenLogprob | None = None
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """The worker group's answer to a plan: samples in the order of the sampling segments, seconds of each forward."""
+    """The worker group's answer to a plan: `tokens` sampled in the order of the plan, a forward's decodes before its
+    chunks; log-probabilities by their index where they were asked for; seconds of each forward.
+
+    Where one sequence could not be sampled its token is NO_TOKEN, and `errors` says why by the same index.
+    """
 
     iteration: int
-    samples: tuple[Sample, ...]
+    tokens: tuple[int, ...]
+    logprobs: tuple[tuple[int, TokenLogprob], ...] = ()
+    errors: tuple[tuple[int, str], ...] = ()
     forward_s: tuple[float, ...] = ()

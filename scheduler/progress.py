@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler.budget import Decision
-from scheduler.policies import Forward
+from scheduler.policies import Mix
 from scheduler.request import Sequence
 from scheduler.roofline import Features
 from scheduler.slo import Outcome, Promise
@@ -37,8 +38,7 @@ class InFlight:
     preempted: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenTiming:
+class TokenTiming(NamedTuple):
     """When a token came, in seconds since its request's arrival and since the token before it (None: the first)."""
 
     request_id: str
@@ -61,26 +61,13 @@ class Served:
     predicted_ttft_s: float | None = None
 
 
-def features_of(forward: Forward) -> Features:
-    """The cost features of a forward that is about to run."""
-    chunks, decodes, context = Features(), 0, 0
-    for draft in forward:
-        sequence = draft.sequence
-        if sequence.prefilling:
-            chunks = chunks.with_chunk(sequence.computed, draft.count)
-        else:
-            decodes += 1
-            context += sequence.computed + 1
-    return replace(chunks, decodes=decodes, decode_context=context)
-
-
-def chunks_of(forwards: Iterable[Forward]) -> tuple[Chunk, ...]:
+def chunks_of(forwards: Iterable[Mix]) -> tuple[Chunk, ...]:
     """The prompts' parts of forwards that are about to run."""
     return tuple(
         Chunk(s.request_id, s.prefill_offset, draft.count, s.prefill_target, s.arrival, s.promise)
         for forward in forwards
-        for draft in forward
-        if (s := draft.sequence).prefilling
+        for draft in forward.chunks
+        for s in (draft.sequence,)
     )
 
 

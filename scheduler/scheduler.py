@@ -8,7 +8,7 @@ given away in the same or the next plan. Several plans may be under way at once:
 
 from __future__ import annotations
 
-from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,12 @@ from scheduler.blocks import BlockPool
 from scheduler.budget import Batch
 from scheduler.errors import RequestRefused
 from scheduler.gate import Gate, Queue
-from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
-from scheduler.policies import Draft, Forward, Policy
-from scheduler.progress import InFlight, Served, TokenTiming, chunks_of, features_of, outcome_of
-from scheduler.request import Delta, Finish, Phase, Request, Sequence
+from scheduler.line import Line
+from scheduler.plan import NO_TOKEN, Forward, IterationPlan, IterationResult, Segment
+from scheduler.policies import Draft, Mix, Policy
+from scheduler.progress import InFlight, Served, TokenTiming, chunks_of, outcome_of
+from scheduler.request import Delta, Finish, Phase, Request, Sequence, TokenLogprob
+from scheduler.residents import Residents
 from scheduler.slo import Promise, PromiseBook, UnknownClass
 
 KV_CAPACITY = "kv_capacity"
@@ -48,11 +50,9 @@ class Scheduler:
         self.policy = policy
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self._sequences: dict[str, Sequence] = {}
-        self._waiting: list[Sequence] = []
-        self._running: list[Sequence] = []
-        self._free_slots = list(range(config.max_running - 1, -1, -1))
-        self._entering: list[Sequence] = []
-        self._leaving: list[int] = []
+        self._waiting = Line()
+        self._residents = Residents(config.max_running, self.pool)
+        self._running = self._residents.line
         self._in_flight: dict[int, InFlight] = {}
         self._outbox: list[Delta] = []
         self._timings: list[TokenTiming] = []
@@ -97,13 +97,13 @@ class Scheduler:
             self._pass_gate(sequence, now)
         self._next_order += 1
         self._sequences[request.request_id] = sequence
-        self._waiting.append(sequence)
+        self._waiting.join(sequence)
 
     def _pass_gate(self, sequence: Sequence, now: float) -> None:
         """Raises RequestRefused for a promise that cannot be kept, where those are rejected."""
         assert self.gate is not None  # asked before
         queue = Queue(
-            self._running, self._waiting, len(self._free_slots), self.pool.free, blocks_for=self.pool.blocks_for
+            self._running, self._waiting, self._residents.free_slots, self.pool.free, blocks_for=self.pool.blocks_for
         )
         grant = self.gate.judge(sequence, queue, now)
         if grant is not None:
@@ -126,13 +126,13 @@ class Scheduler:
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
-        self._finish(sequence, Delta(request_id, finish=finish))
+        self._end(sequence, finish)
         return True
 
     def fail_all(self, reason: str) -> None:
         """End every request with an error, after the workers were lost."""
         for sequence in list(self._sequences.values()):
-            self._finish(sequence, Delta(sequence.request_id, finish=Finish.ERROR, reason=reason))
+            self._end(sequence, Finish.ERROR, reason)
         self._forget_workers()
 
     def requeue_all(self) -> None:
@@ -142,13 +142,13 @@ class Scheduler:
         self._forget_workers()
         for sequence in list(self._waiting):
             if self.pool.blocks_for(sequence.length) > self.pool.total:  # its next token would have been one too many
-                self._finish(sequence, Delta(sequence.request_id, finish=Finish.LENGTH, reason=KV_CAPACITY))
+                self._end(sequence, Finish.LENGTH, KV_CAPACITY)
 
     def _forget_workers(self) -> None:
         for sequence in self._waiting:
             sequence.pending = 0
         self._in_flight.clear()
-        self._leaving.clear()
+        self._residents.forget_workers()
 
     def take_timings(self) -> list[TokenTiming]:
         """Of every token that was committed since the last call."""
@@ -180,17 +180,15 @@ class Scheduler:
             return None
         self._iteration += 1
         sampling: list[Sequence] = []
-        features, chunks = tuple(features_of(forward) for forward in granted), chunks_of(granted)
-        gave_way_to_it, self._gave_way = tuple(self._gave_way), []
+        features, chunks = tuple(mix.features for mix in granted), chunks_of(granted)
+        preempted, self._gave_way = tuple(self._gave_way), []
         plan = IterationPlan(
             iteration=self._iteration,
-            admissions=tuple(self._admission(sequence) for sequence in self._entering),
-            releases=tuple(self._leaving),
-            forwards=tuple(tuple(self._segment(draft, sampling) for draft in forward) for forward in granted),
+            admissions=self._residents.take_admissions(),
+            releases=self._residents.take_releases(),
+            forwards=tuple(self._forward(mix, sampling) for mix in granted),
         )
-        self._entering, self._leaving = [], []
-        decision = self.policy.decision
-        self._in_flight[plan.iteration] = InFlight(sampling, features, decision, chunks, gave_way_to_it)
+        self._in_flight[plan.iteration] = InFlight(sampling, features, self.policy.decision, chunks, preempted)
         return plan
 
     def under_way(self, iteration: int) -> InFlight:
@@ -206,107 +204,106 @@ class Scheduler:
         if under_way is None:
             raise ValueError(f"result of iteration {result.iteration}, which is not under way")
         sampling = under_way.sampling
-        if len(sampling) != len(result.samples):
-            raise ValueError(f"{len(result.samples)} samples where iteration {result.iteration} has {len(sampling)}")
+        if len(sampling) != len(result.tokens):
+            raise ValueError(f"{len(result.tokens)} tokens where iteration {result.iteration} samples {len(sampling)}")
         deltas = self.take_deltas()
-        for sequence, sample in zip(sampling, result.samples, strict=True):
-            sequence.pending = max(0, sequence.pending - 1)
-            if sequence.phase is not Phase.FINISHED:
-                self._accept(sequence, sample, now)
+        logprobs, errors = dict(result.logprobs), dict(result.errors)
+        for index, (sequence, token) in enumerate(zip(sampling, result.tokens, strict=True)):
+            sequence.pending -= 1
+            if sequence.phase is Phase.FINISHED:
+                continue
+            if token == NO_TOKEN:
+                self._end(sequence, Finish.ERROR, errors.get(index, "no token was sampled"))
+            elif token in sequence.stop_token_ids:
+                self._end(sequence, Finish.STOP, str(token))
+            else:
+                self._append(sequence, token, (logprobs[index],) if index in logprobs else (), now)
         return deltas + self.take_deltas()
 
-    def _compose(self, now: float) -> tuple[list[Forward], bool]:
+    def _compose(self, now: float) -> tuple[list[Mix], bool]:
         """What the policy wants and the blocks allow, and whether a sequence gave way for want of blocks."""
         self._admit_waiting()
-        forwards = self.policy.compose(self._batch(now))
-        gave_way = self._secure_blocks(forwards)
-        granted = [[draft for draft in forward if draft.sequence.phase is Phase.RUNNING] for forward in forwards]
-        return [forward for forward in granted if forward], gave_way
+        mixes = self.policy.compose(Batch.of(self._running, now))
+        gave_way = self._secure_blocks(mixes)
+        if gave_way:
+            stayed = [
+                Mix(_running(mix.decodes), [d for d in mix.chunks if d.sequence.phase is Phase.RUNNING])
+                for mix in mixes
+            ]
+            mixes = [mix for mix in stayed if not mix.empty]
+        return mixes, gave_way
 
     # Admission.
 
     def _admit_waiting(self) -> None:
         """First come, first served: nobody overtakes a request that does not fit yet, so that none starves."""
-        while self._waiting and self._free_slots and self._waiting[0].pending == 0:
+        while self._waiting and self._residents.free_slots and self._waiting[0].pending == 0:
             sequence = self._waiting[0]
             needed = self.pool.blocks_for(sequence.length)
             # Every stream may want one more block soon: a newcomer that takes the last ones would be thrown out again.
             if self._running and self.pool.free - needed < len(self._running):
                 return
-            blocks = self.pool.allocate(needed)
-            if blocks is None:
+            if not self._residents.enter(sequence):
                 return
-            self._waiting.pop(0)
-            sequence.blocks.extend(blocks)
-            sequence.slot = self._free_slots.pop()
+            self._waiting.leave(sequence)
             sequence.prefill_target = sequence.length
             sequence.phase = Phase.RUNNING
-            insort(self._running, sequence, key=lambda s: s.order)
-            self._entering.append(sequence)
-
-    def _batch(self, now: float) -> Batch:
-        return Batch(
-            prefills=[sequence for sequence in self._running if sequence.prefilling],
-            decodes=[sequence for sequence in self._running if sequence.decodable],
-            now=now,
-        )
 
     # Blocks.
 
-    def _secure_blocks(self, forwards: list[Forward]) -> bool:
-        """Give every draft the blocks it will write, preempting by the policy's choice when there are none left.
+    def _secure_blocks(self, mixes: list[Mix]) -> bool:
+        """Give everybody the blocks that they will write, preempting by the policy's choice when there are none left.
 
         True where a sequence was preempted or ended for it.
         """
         gave_way = False
-        for draft in (draft for forward in forwards for draft in forward):
-            while draft.sequence.phase is Phase.RUNNING and not self._grow(draft):
-                gave_way = True
-                if len(self._running) == 1:
-                    delta = Delta(draft.sequence.request_id, finish=Finish.LENGTH, reason=KV_CAPACITY)
-                    self._finish(draft.sequence, delta)
-                else:
-                    victim = self.policy.victim(self._running)
-                    self._preempt(victim)
-                    self._preemptions += 1
-                    self._gave_way.append(victim.request_id)
+        for mix in mixes:
+            for sequence in self._entering_a_block(mix.decodes):
+                gave_way |= self._secure(sequence, 1)
+            for draft in mix.chunks:
+                gave_way |= self._secure(draft.sequence, draft.count)
         return gave_way
 
-    def _grow(self, draft: Draft) -> bool:
-        sequence = draft.sequence
-        missing = self.pool.blocks_for(sequence.computed + draft.count) - len(sequence.blocks)
-        if missing <= 0:
-            return True
-        blocks = self.pool.allocate(missing)
-        if blocks is None:
-            return False
-        sequence.blocks.extend(blocks)
-        return True
+    def _entering_a_block(self, decodes: Iterable[Sequence]) -> list[Sequence]:
+        """Those whose next token is the first of a block; of the others nobody has to think."""
+        block_size = self.pool.block_size
+        return [sequence for sequence in decodes if sequence.computed % block_size == 0]
+
+    def _secure(self, sequence: Sequence, count: int) -> bool:
+        """Whether somebody had to give way, perhaps the sequence itself, for the blocks of `count` tokens of it."""
+        gave_way = False
+        while sequence.phase is Phase.RUNNING and not self._residents.grow(sequence, count):
+            gave_way = True
+            if len(self._running) == 1:
+                self._end(sequence, Finish.LENGTH, KV_CAPACITY)
+            else:
+                victim = self.policy.victim(self._running)
+                self._preempt(victim)
+                self._preemptions += 1
+                self._gave_way.append(victim.request_id)
+        return gave_way
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take blocks and slot away; the sequence computes its tokens again once its whole context fits."""
-        self._vacate(sequence)
+        self._residents.vacate(sequence)
         sequence.phase = Phase.WAITING
         sequence.preemptions += 1
-        insort(self._waiting, sequence, key=lambda s: s.order)
-
-    def _vacate(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self.pool.release(sequence.blocks)
-        sequence.blocks.clear()
-        sequence.blocks_sent = sequence.computed = sequence.prefill_target = 0
-        if sequence in self._entering:
-            self._entering.remove(sequence)  # no worker has heard of it yet
-        else:
-            self._leaving.append(sequence.slot)
-        self._free_slots.append(sequence.slot)
-        sequence.slot = -1
+        self._waiting.join(sequence)
 
     # The plan.
 
-    def _admission(self, sequence: Sequence) -> Admission:
-        request = sequence.request
-        return Admission(sequence.slot, tuple(sequence.tokens), len(request.prompt), request.sampling)
+    def _forward(self, mix: Mix, sampling: list[Sequence]) -> Forward:
+        """Book a forward's tokens as computed; who is sampled from is added to `sampling`."""
+        new_blocks = [(s.slot, block) for s in self._entering_a_block(mix.decodes) for block in _unsent_blocks(s)]
+        for sequence in mix.decodes:
+            sequence.computed += 1
+            sequence.pending += 1
+        sampling.extend(mix.decodes)
+        return Forward(
+            decodes=tuple([sequence.slot for sequence in mix.decodes]),
+            chunks=tuple(self._segment(draft, sampling) for draft in mix.chunks),
+            new_blocks=tuple(new_blocks),
+        )
 
     def _segment(self, draft: Draft, sampling: list[Sequence]) -> Segment:
         sequence, start = draft.sequence, draft.sequence.computed
@@ -315,48 +312,35 @@ class Scheduler:
         if sample:
             sequence.pending += 1
             sampling.append(sequence)
-        new_blocks = tuple(sequence.blocks[sequence.blocks_sent :])
-        sequence.blocks_sent = len(sequence.blocks)
-        return Segment(sequence.slot, start, draft.count, new_blocks, sample)
+        return Segment(sequence.slot, start, draft.count, tuple(_unsent_blocks(sequence)), sample)
 
     # Results.
 
-    def _accept(self, sequence: Sequence, sample: Sample, now: float) -> None:
-        request_id = sequence.request_id
-        if sample.error is not None:
-            self._finish(sequence, Delta(request_id, finish=Finish.ERROR, reason=sample.error))
-            return
-        if sample.token in sequence.request.stop_token_ids:
-            self._finish(sequence, Delta(request_id, finish=Finish.STOP, reason=str(sample.token)))
-            return
-        sequence.tokens.append(sample.token)
-        at_limit = len(sequence.tokens) - len(sequence.request.prompt) >= sequence.request.max_tokens
-        self._note_time(sequence, now, at_limit)
-        delta = Delta(
-            request_id,
-            tokens=(sample.token,),
-            logprobs=() if sample.logprob is None else (sample.logprob,),
-            finish=Finish.LENGTH if at_limit else None,
-        )
-        if at_limit:
-            self._finish(sequence, delta)
-        else:
-            self._outbox.append(delta)
-
-    def _note_time(self, sequence: Sequence, now: float, last: bool) -> None:
-        gap = None if sequence.last_token_at is None else now - sequence.last_token_at
-        if sequence.first_token_at is None:
+    def _append(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> None:
+        sequence.tokens.append(token)
+        last = len(sequence.tokens) >= sequence.final_length
+        gap = None
+        if sequence.last_token_at is None:
             sequence.first_token_at = now
         else:
-            sequence.largest_gap_s = max(sequence.largest_gap_s, gap or 0.0)
+            gap = now - sequence.last_token_at
+            if gap > sequence.largest_gap_s:
+                sequence.largest_gap_s = gap
         sequence.last_token_at = now
         self._timings.append(TokenTiming(sequence.request_id, now - sequence.arrival, gap, last))
+        if last:
+            self._finish(sequence, Delta(sequence.request_id, (token,), logprobs, Finish.LENGTH))
+        else:
+            self._outbox.append(Delta(sequence.request_id, (token,), logprobs))
+
+    def _end(self, sequence: Sequence, finish: Finish, reason: str | None = None) -> None:
+        self._finish(sequence, Delta(sequence.request_id, finish=finish, reason=reason))
 
     def _finish(self, sequence: Sequence, last: Delta) -> None:
         if sequence.phase is Phase.RUNNING:
-            self._vacate(sequence)
+            self._residents.vacate(sequence)
         elif sequence.phase is Phase.WAITING:
-            self._waiting.remove(sequence)
+            self._waiting.leave(sequence)
         sequence.phase = Phase.FINISHED
         outcome = outcome_of(sequence) if last.finish in (Finish.STOP, Finish.LENGTH) else None
         if outcome is not None:
@@ -384,12 +368,17 @@ class Scheduler:
 
     def check(self) -> None:
         """Invariants that hold between any two calls. Raises ValueError naming the one that broke."""
-        self.pool.check()
-        held = [block for sequence in self._running for block in sequence.blocks]
-        if len(held) != len(set(held)) or len(held) != self.pool.used:
-            raise ValueError(f"{len(held)} blocks held by sequences, {self.pool.used} taken from the pool")
-        slots = [sequence.slot for sequence in self._running] + self._free_slots
-        if sorted(slots) != list(range(self.config.max_running)):
-            raise ValueError(f"slots lost or given twice: {sorted(slots)}")
+        self._residents.check()
         if len(self._sequences) != len(self._running) + len(self._waiting):
             raise ValueError("a sequence is in no queue or in two")
+
+
+def _running(sequences: Iterable[Sequence]) -> list[Sequence]:
+    return [sequence for sequence in sequences if sequence.phase is Phase.RUNNING]
+
+
+def _unsent_blocks(sequence: Sequence) -> list[int]:
+    """Blocks that the workers have not heard of; after this they have."""
+    unsent = sequence.blocks[sequence.blocks_sent :]
+    sequence.blocks_sent = len(sequence.blocks)
+    return unsent

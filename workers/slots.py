@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.plan import Admission, Segment
+from scheduler.plan import Admission, Forward
 from scheduler.sampling import SamplingParams
 
 
@@ -21,7 +21,7 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A forward's segments as arrays: slot, first position and count of each, and which of them sample."""
+    """A forward's decodes and chunks as arrays: slot, first position and count of each, and which of them sample."""
 
     slots: NDArray[np.int64]
     starts: NDArray[np.int32]
@@ -35,6 +35,7 @@ class Slots:
         self.tokens = np.zeros((slots, max_model_len + 1), dtype=np.int32)
         self.tables = np.zeros((slots, self._blocks_of_one), dtype=np.int32)
         self.lengths = np.zeros(slots, dtype=np.int32)
+        self.computed = np.zeros(slots, dtype=np.int32)
         self.block_counts = np.zeros(slots, dtype=np.int32)
         self.prompt_lengths = np.zeros(slots, dtype=np.int32)
         self.sampling: list[SamplingParams | None] = [None] * slots
@@ -52,28 +53,37 @@ class Slots:
         if not 0 < count < self.tokens.shape[1] or not 0 < admission.prompt_tokens <= count:
             raise PlanError(f"{count} tokens do not fit a slot of {self.tokens.shape[1] - 1}")
         self.tokens[slot, :count] = admission.tokens
-        self.lengths[slot], self.block_counts[slot] = count, 0
+        self.lengths[slot], self.computed[slot], self.block_counts[slot] = count, 0, 0
         self.prompt_lengths[slot] = admission.prompt_tokens
         self.sampling[slot] = admission.sampling
 
-    def batch(self, segments: tuple[Segment, ...], num_blocks: int, block_size: int) -> Batch:
-        """Append the segments' new blocks to their tables and describe the forward. Raises PlanError."""
-        for segment in segments:
-            self._require_taken(segment.slot)
-            self._append_blocks(segment, num_blocks)
-        slots = np.array([s.slot for s in segments], dtype=np.int64)
-        starts = np.array([s.start for s in segments], dtype=np.int32)
-        counts = np.array([s.count for s in segments], dtype=np.int32)
+    def batch(self, forward: Forward, num_blocks: int, block_size: int) -> Batch:
+        """Append the forward's new blocks to their tables and describe it, decodes first. Raises PlanError."""
+        for slot, block in forward.new_blocks:
+            self._append_blocks(slot, (block,), num_blocks)
+        for segment in forward.chunks:
+            self._append_blocks(segment.slot, segment.new_blocks, num_blocks)
+        chunks = forward.chunks
+        slots = np.array([*forward.decodes, *(s.slot for s in chunks)], dtype=np.int64)
+        self._require_all_taken(slots)
+        decodes = slots[: len(forward.decodes)]
+        if (self.computed[decodes] + 1 != self.lengths[decodes]).any():
+            raise PlanError("a decode of a slot whose other tokens have not been computed")
+        starts = np.concatenate([self.computed[decodes], np.array([s.start for s in chunks], dtype=np.int32)])
+        counts = np.concatenate([np.ones_like(decodes, dtype=np.int32), np.array([s.count for s in chunks], np.int32)])
         ends = starts + counts
-        if len(segments) == 0 or (counts < 1).any() or (starts < 0).any() or (ends > self.lengths[slots]).any():
+        if len(slots) == 0 or (counts < 1).any() or (starts < 0).any() or (ends > self.lengths[slots]).any():
             raise PlanError("a segment has no tokens, or tokens that do not exist")
         if len(np.unique(slots)) < len(slots):
             raise PlanError("a slot is twice in one forward")
         if (ends > self.block_counts[slots] * block_size).any():
             raise PlanError("a segment has no block for some of its tokens")
-        sampling = np.array([i for i, s in enumerate(segments) if s.sample], dtype=np.int64)
+        sampling = np.array(
+            [*range(len(decodes)), *(i for i, s in enumerate(chunks, len(decodes)) if s.sample)], np.int64
+        )
         if (ends[sampling] < self.lengths[slots[sampling]]).any():
             raise PlanError("a segment samples a token that exists")
+        self.computed[slots] = ends
         return Batch(slots, starts, counts, sampling)
 
     def append(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
@@ -81,15 +91,20 @@ class Slots:
         self.tokens[slots, self.lengths[slots]] = tokens
         self.lengths[slots] += 1
 
-    def _append_blocks(self, segment: Segment, num_blocks: int) -> None:
-        if not segment.new_blocks:
+    def _append_blocks(self, slot: int, blocks: tuple[int, ...], num_blocks: int) -> None:
+        if not blocks:
             return
-        slot, have, more = segment.slot, int(self.block_counts[segment.slot]), len(segment.new_blocks)
-        if have + more > self._blocks_of_one or not all(0 <= block < num_blocks for block in segment.new_blocks):
+        self._require_taken(slot)
+        have, more = int(self.block_counts[slot]), len(blocks)
+        if have + more > self._blocks_of_one or not all(0 <= block < num_blocks for block in blocks):
             raise PlanError(f"blocks of slot {slot} are too many, or outside the pool of {num_blocks}")
-        self.tables[slot, have : have + more] = segment.new_blocks
+        self.tables[slot, have : have + more] = blocks
         self.block_counts[slot] = have + more
 
     def _require_taken(self, slot: int) -> None:
         if not 0 <= slot < len(self.sampling) or self.sampling[slot] is None:
             raise PlanError(f"slot {slot} holds no sequence")
+
+    def _require_all_taken(self, slots: NDArray[np.int64]) -> None:
+        for slot in slots.tolist():
+            self._require_taken(slot)

@@ -17,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scheduler.plan import IterationPlan, IterationResult, Sample, Segment
+from scheduler.plan import Forward, IterationPlan, IterationResult
 from workers.attention import PAGE_SIZE, check_page_size, make_attention, make_layout, token_positions
 from workers.config import WorkerConfig, WorkerDescription
 from workers.kv_cache import KvCache, bytes_per_block
 from workers.loader import checkpoint_dtype
 from workers.model import LlamaModel, Shard, check_degree, read_config
 from workers.parallel import Ranks
-from workers.sampler import Row, sample
+from workers.sampler import Row, Sampled, sample
 from workers.slots import PlanError, Slots
 
 
@@ -113,24 +113,30 @@ class Worker:
 
     def execute(self, plan: IterationPlan) -> IterationResult:
         """Run a plan: releases, admissions, then its forwards in order. Raises PlanError for one that contradicts what
-        this worker knows; what goes wrong with one sequence is in its sample."""
+        this worker knows; what goes wrong with one sequence is among the result's `errors`."""
         if self._slots is None:
             raise PlanError("allocate the KV pool first")
         for slot in plan.releases:
             self._slots.release(slot)
         for admission in plan.admissions:
             self._slots.admit(admission)
-        samples: list[Sample] = []
+        sampled: list[Sampled] = []
         seconds: list[float] = []
         for forward in plan.forwards:
             started = time.perf_counter()
-            samples += self._forward(forward, self._slots)
+            sampled += self._forward(forward, self._slots)
             seconds.append(time.perf_counter() - started)
-        return IterationResult(plan.iteration, tuple(samples), tuple(seconds))
+        return IterationResult(
+            plan.iteration,
+            tokens=tuple(s.token for s in sampled),
+            logprobs=tuple((i, s.logprob) for i, s in enumerate(sampled) if s.logprob is not None),
+            errors=tuple((i, s.error) for i, s in enumerate(sampled) if s.error is not None),
+            forward_s=tuple(seconds),
+        )
 
-    def _forward(self, segments: tuple[Segment, ...], slots: Slots) -> list[Sample]:
+    def _forward(self, forward: Forward, slots: Slots) -> list[Sampled]:
         assert self._cache is not None  # allocated together with the slots
-        batch = slots.batch(segments, self._cache.blocks, self.block_size)
+        batch = slots.batch(forward, self._cache.blocks, self.block_size)
         positions = token_positions(batch.starts, batch.counts)
         tokens = slots.tokens[np.repeat(batch.slots, batch.counts), positions]
         layout = make_layout(batch.starts, batch.counts, slots.tables[batch.slots], self.block_size, self._device)
@@ -145,7 +151,7 @@ class Worker:
         )
         return self._sample(logits, batch.slots[batch.sampling], slots)
 
-    def _sample(self, logits: Tensor, sampled_slots: NDArray[np.int64], slots: Slots) -> list[Sample]:
+    def _sample(self, logits: Tensor, sampled_slots: NDArray[np.int64], slots: Slots) -> list[Sampled]:
         rows = []
         for slot in sampled_slots.tolist():
             params = slots.sampling[slot]
@@ -153,7 +159,7 @@ class Worker:
             rows.append(Row(params, slots.tokens[slot, : slots.lengths[slot]], int(slots.prompt_lengths[slot])))
         sampled = sample(logits, rows)
         slots.append(sampled_slots, np.array([max(0, s.token) for s in sampled], dtype=np.int64))
-        return [Sample(int(slot), s.token, s.logprob, s.error) for slot, s in zip(sampled_slots, sampled, strict=True)]
+        return sampled
 
 
 def _device(config: WorkerConfig) -> torch.device:

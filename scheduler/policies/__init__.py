@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from scheduler.budget import StaticBudget
 from scheduler.costmodel import OnlineCostModel
 from scheduler.policies.alternate import AlternatePolicy
-from scheduler.policies.base import Draft, Forward, Policy
+from scheduler.policies.base import Draft, Mix, Policy
 from scheduler.policies.chunked import ChunkedPolicy
 from scheduler.policies.slo import SloBudget, SloPolicy, SloSettings
 from scheduler.policies.whole import WholePolicy
 
-__all__ = ["POLICIES", "Draft", "Forward", "Policy", "PolicyOptions", "make_policy"]
+__all__ = ["POLICIES", "Draft", "Mix", "Policy", "PolicyOptions", "make_policy"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from typing import ClassVar
 
 from scheduler.budget import NOTHING_WANTED, Batch, TokenBudget
-from scheduler.policies.base import Draft, Forward, YoungestVictim, fill_with_chunks
+from scheduler.policies.base import Mix, YoungestVictim, fill_with_chunks
 from scheduler.request import Sequence
 
 
@@ -21,14 +21,14 @@ class AlternatePolicy(YoungestVictim):
         self._budget = budget
         self._last_order = -1
 
-    def compose(self, batch: Batch) -> list[Forward]:
-        forwards: list[Forward] = []
+    def compose(self, batch: Batch) -> list[Mix]:
+        forwards: list[Mix] = []
         self.decision = self._budget.decide(batch) if batch.prefills else NOTHING_WANTED
         if batch.prefills:
-            forwards.append(fill_with_chunks(batch.prefills[:1], self.decision.token_budget))
+            forwards.append(Mix(chunks=fill_with_chunks(batch.prefills[:1], self.decision.token_budget)))
         if batch.decodes:
-            forwards.append([Draft(self._next_in_turn(batch.decodes), 1)])
-        return [forward for forward in forwards if forward]
+            forwards.append(Mix([self._next_in_turn(batch.decodes)]))
+        return [forward for forward in forwards if not forward.empty]
 
     def _next_in_turn(self, decodes: Seq[Sequence]) -> Sequence:
         """The stream that joined next after the one served last; after the youngest comes the oldest."""

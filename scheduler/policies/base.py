@@ -9,17 +9,36 @@ from typing import ClassVar, Protocol
 
 from scheduler.budget import NOTHING_WANTED, Batch, Decision
 from scheduler.request import Sequence
+from scheduler.roofline import Features
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """`count` tokens of one sequence. What the policy wants, before blocks are allocated for it."""
+    """`count` tokens of one prompt. What the policy wants, before blocks are allocated for it."""
 
     sequence: Sequence
     count: int
 
 
-Forward = list[Draft]
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What shares a forward: one token of each of the `decodes`, then the chunks of prompts."""
+
+    decodes: Seq[Sequence] = ()
+    chunks: Seq[Draft] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not self.decodes and not self.chunks
+
+    @property
+    def features(self) -> Features:
+        """What it costs by, before it is booked as computed."""
+        contexts = sum([sequence.computed for sequence in self.decodes])
+        features = Features(decodes=len(self.decodes), decode_context=contexts + len(self.decodes))
+        for draft in self.chunks:
+            features = features.with_chunk(draft.sequence.computed, draft.count)
+        return features
 
 
 class Policy(Protocol):
@@ -29,11 +48,11 @@ class Policy(Protocol):
     decision: Decision
     """Of the last `compose`."""
 
-    def compose(self, batch: Batch) -> list[Forward]:
-        """The forwards of the next iteration, in order; empty where there is nothing to run."""
+    def compose(self, batch: Batch) -> list[Mix]:
+        """The forwards of the next iteration, in order, none of them empty; none where there is nothing to run."""
 
     def victim(self, candidates: Seq[Sequence]) -> Sequence:
-        """Which of the running sequences gives its blocks up when there are none left."""
+        """Which of the running sequences, oldest first, gives its blocks up when there are none left."""
 
 
 class YoungestVictim:
@@ -42,16 +61,12 @@ class YoungestVictim:
     decision: Decision = NOTHING_WANTED
 
     def victim(self, candidates: Seq[Sequence]) -> Sequence:
-        return max(candidates, key=lambda sequence: sequence.order)
+        return candidates[-1]
 
 
-def decode_all(decodes: Iterable[Sequence]) -> Forward:
-    return [Draft(sequence, 1) for sequence in decodes]
-
-
-def fill_with_chunks(prefills: Iterable[Sequence], token_budget: int) -> Forward:
+def fill_with_chunks(prefills: Iterable[Sequence], token_budget: int) -> list[Draft]:
     """Chunks of the prompts in the order given, until the budget is spent."""
-    chunks: Forward = []
+    chunks: list[Draft] = []
     for sequence in prefills:
         if token_budget <= 0:
             break

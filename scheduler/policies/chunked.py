@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from scheduler.budget import NOTHING_WANTED, Batch, TokenBudget
-from scheduler.policies.base import Forward, YoungestVictim, decode_all, fill_with_chunks
+from scheduler.policies.base import Mix, YoungestVictim, fill_with_chunks
 
 
 class ChunkedPolicy(YoungestVictim):
@@ -17,8 +17,7 @@ class ChunkedPolicy(YoungestVictim):
     def __init__(self, budget: TokenBudget) -> None:
         self._budget = budget
 
-    def compose(self, batch: Batch) -> list[Forward]:
-        decodes = decode_all(batch.decodes)
+    def compose(self, batch: Batch) -> list[Mix]:
         self.decision = self._budget.decide(batch) if batch.prefills else NOTHING_WANTED
-        chunks = fill_with_chunks(batch.prefills, self.decision.token_budget)
-        return [decodes + chunks] if decodes or chunks else []
+        fused = Mix(batch.decodes, fill_with_chunks(batch.prefills, self.decision.token_budget))
+        return [] if fused.empty else [fused]

@@ -9,13 +9,14 @@ that it is served in the end. Deadlines and relegation follow Niyama (ASPLOS 202
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import ClassVar
 
 from scheduler.budget import NOTHING_WANTED, Batch, Decision
-from scheduler.costmodel import CostModel, OnlineCostModel
-from scheduler.policies.base import Draft, Forward, YoungestVictim, decode_all, fill_with_chunks
+from scheduler.costmodel import OnlineCostModel
+from scheduler.policies.base import Mix, YoungestVictim
+from scheduler.policies.sharing import Sharing
 from scheduler.request import Sequence
 from scheduler.roofline import Features
 from scheduler.search import largest
@@ -46,8 +47,10 @@ class SloBudget:
 
     def decide(self, batch: Batch) -> Decision:
         """Prompt tokens for the batch's prefills in the order given; at most the cap, and never negative."""
+        if not batch.prefills:
+            return NOTHING_WANTED
         decision = self._largest_in_time(batch)
-        if batch.prefills and decision.token_budget == 0:
+        if decision.token_budget == 0:
             self._iterations_without_prefill += 1
             if self._iterations_without_prefill >= self.settings.patience:
                 least = min(self.settings.min_progress, self.settings.max_batched_tokens)
@@ -57,30 +60,32 @@ class SloBudget:
         return decision
 
     def _largest_in_time(self, batch: Batch) -> Decision:
-        decodes = decode_features(batch.decodes)
-        wanted = sum(sequence.prefill_remaining for sequence in batch.prefills)
+        wanted = sum([sequence.prefill_remaining for sequence in batch.prefills])
         cap = min(self.settings.max_batched_tokens, wanted)
         margin = self.cost.margin(self.settings.quantile)
-        plain = self.cost.predict(decodes) * margin
-        due = [(time_allowed(sequence, batch.now, plain), sequence.request_id) for sequence in batch.decodes]
-        allowed, tightest = min(due, default=(None, None))
-        first_tokens = {}  # what this iteration could still bring in time, if other prompts do not lengthen it
-        for sequence in batch.prefills:
+        decodes = Mix(batch.decodes).features
+        allowed, tightest = tightest_stream(batch, self.cost.predict(decodes) * margin)
+        sharing = Sharing(batch.prefills, cap, decodes)
+
+        def first_token_in(sequence: Sequence) -> float:
+            """Seconds until it is due, if this iteration could bring it in time with no other prompt; or no bound."""
+            left = sequence.next_token_due() - batch.now
             alone = decodes.with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
-            if self.cost.predict(alone) * margin <= sequence.next_token_due() - batch.now:
-                first_tokens[sequence.request_id] = sequence.next_token_due() - batch.now
+            return left if self.cost.predict(alone) * margin <= left else math.inf
+
+        line_due = list(accumulate(map(first_token_in, sharing.completable), min, initial=math.inf))
+        aside_due = math.inf if sharing.aside is None else first_token_in(sharing.aside)
 
         def late(tokens: int) -> str:
             """Which deadline an iteration with so many prompt tokens would miss; none: empty."""
-            drafts = share(batch.prefills, tokens)
-            ends = self.cost.predict(with_drafts(decodes, drafts)) * margin
+            share = sharing.of(tokens)
+            ends = self.cost.predict(share.features) * margin
             if allowed is not None and ends > allowed:
                 return "deadline"
             if ends > self.settings.longest_s and tokens > self.settings.min_progress:
                 return "newcomers"
-            completed = (draft.sequence for draft in drafts if draft.count == draft.sequence.prefill_remaining)
-            in_time = all(ends <= first_tokens.get(sequence.request_id, math.inf) for sequence in completed)
-            return "" if in_time else "first_token"
+            due = min(line_due[share.completed], aside_due if share.completes_aside else math.inf)
+            return "first_token" if ends > due else ""
 
         fits = largest(lambda tokens: not late(tokens), cap)
         bound = late(fits + 1) if fits < cap else "prompts" if cap == wanted else "cap"
@@ -99,55 +104,54 @@ class SloPolicy(YoungestVictim):
 
     def __init__(self, budget: SloBudget) -> None:
         self.budget = budget
+        self._costs: dict[int, tuple[int, int, float]] = {}
 
-    def compose(self, batch: Batch) -> list[Forward]:
+    def compose(self, batch: Batch) -> list[Mix]:
+        if not batch.prefills:
+            self.decision, self._costs = NOTHING_WANTED, {}
+            return [Mix(batch.decodes)] if batch.decodes else []
         ordered = Batch(self._by_laxity(batch), batch.decodes, batch.now)
-        decodes = decode_all(batch.decodes)
-        self.decision = self.budget.decide(ordered) if ordered.prefills else NOTHING_WANTED
-        forward = decodes + share(ordered.prefills, self.decision.token_budget)
-        return [forward] if forward else []
+        self.decision = self.budget.decide(ordered)
+        budget = self.decision.token_budget
+        fused = Mix(batch.decodes, Sharing(ordered.prefills, budget, Features()).chunks(budget))
+        return [] if fused.empty else [fused]
 
     def _by_laxity(self, batch: Batch) -> list[Sequence]:
         """Those that can meet their promise by least laxity, then those that cannot, oldest first."""
-        spare = {sequence.request_id: laxity(sequence, batch.now, self.budget.cost) for sequence in batch.prefills}
-        hopeful = [sequence for sequence in batch.prefills if spare[sequence.request_id] >= 0]
-        hopeless = [sequence for sequence in batch.prefills if spare[sequence.request_id] < 0]
-        hopeful.sort(key=lambda sequence: (spare[sequence.request_id], sequence.order))
-        return hopeful + sorted(hopeless, key=lambda sequence: sequence.order)
+        hopeful, hopeless = [], []
+        self._costs = {s.order: self._remaining_cost(s) for s in batch.prefills}
+        for sequence in batch.prefills:
+            *_, uncorrected = self._costs[sequence.order]
+            spare = sequence.next_token_due() - batch.now - uncorrected * self.budget.cost.correction
+            if spare >= 0:
+                hopeful.append((spare, sequence.order, sequence))
+            else:
+                hopeless.append((sequence.order, sequence))
+        return [sequence for *_, sequence in sorted(hopeful)] + [sequence for _, sequence in sorted(hopeless)]
+
+    def _remaining_cost(self, sequence: Sequence) -> tuple[int, int, float]:
+        """From where to where it is to be computed, and what that costs with nothing else, before correction.
+
+        Few of the prompts get on in an iteration: of the others it is known from the one before.
+        """
+        known = self._costs.get(sequence.order)
+        if known is not None and known[0] == sequence.computed and known[1] == sequence.prefill_target:
+            return known
+        remaining = Features().with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
+        return sequence.computed, sequence.prefill_target, self.budget.cost.base.predict(remaining)
 
 
-def decode_features(decodes: Seq[Sequence]) -> Features:
-    return Features(decodes=len(decodes), decode_context=sum(sequence.computed + 1 for sequence in decodes))
+def tightest_stream(batch: Batch, plain: float) -> tuple[float | None, str | None]:
+    """Seconds until the first of the streams' next tokens is due, and whose that is.
 
-
-def with_drafts(features: Features, drafts: Forward) -> Features:
-    """The iteration with these chunks added."""
-    for draft in drafts:
-        features = features.with_chunk(draft.sequence.prefill_offset, draft.count)
-    return features
-
-
-def laxity(sequence: Sequence, now: float, cost: CostModel) -> float:
-    """Seconds to spare if the prompt's remaining tokens were computed from now on with nothing else."""
-    remaining = Features().with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
-    return sequence.next_token_due() - now - cost.predict(remaining)
-
-
-def share(prefills: Seq[Sequence], budget: int) -> Forward:
-    """Chunks in order; the oldest prompt keeps an eighth of the budget (at least a token) wherever it is: ageing."""
-    if budget <= 0 or not prefills:
-        return []
-    oldest = min(prefills, key=lambda sequence: sequence.order)
-    if prefills[0] is oldest:
-        return fill_with_chunks(prefills, budget)
-    kept = min(max(1, budget // 8), oldest.prefill_remaining)
-    others = fill_with_chunks([sequence for sequence in prefills if sequence is not oldest], budget - kept)
-    left = budget - sum(draft.count for draft in others)
-    return [*others, Draft(oldest, min(left, oldest.prefill_remaining))]
-
-
-def time_allowed(sequence: Sequence, now: float, plain: float) -> float:
-    """Seconds until the stream's next token is due. One that not even a plain decode iteration (`plain` seconds) can
-    save is late already, and only held to its pace: its past must not starve everybody's prompts."""
-    left = sequence.next_token_due() - now
-    return left if left >= plain else sequence.promise.tpot_s
+    One that not even a plain decode iteration (`plain` seconds) can save is late already, and only held to its pace:
+    its past must not starve everybody's prompts.
+    """
+    allowed, tightest = math.inf, ""
+    for sequence in batch.decodes:
+        left = sequence.next_token_due() - batch.now
+        if left < plain:
+            left = sequence.promise.tpot_s
+        if left < allowed or (left == allowed and sequence.request_id < tightest):
+            allowed, tightest = left, sequence.request_id
+    return (allowed, tightest) if batch.decodes else (None, None)

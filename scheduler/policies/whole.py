@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from scheduler.budget import NOTHING_WANTED, Batch, Decision
-from scheduler.policies.base import Draft, Forward, YoungestVictim, decode_all
+from scheduler.policies.base import Draft, Mix, YoungestVictim
 
 
 class WholePolicy(YoungestVictim):
@@ -22,18 +22,18 @@ class WholePolicy(YoungestVictim):
         self._max_batched_tokens = max_batched_tokens
         self._streams_are_owed = False
 
-    def compose(self, batch: Batch) -> list[Forward]:
+    def compose(self, batch: Batch) -> list[Mix]:
         if batch.prefills and not (self._streams_are_owed and batch.decodes):
             self._streams_are_owed = True
             prompts = self._whole_prompts(batch)
             self.decision = Decision(sum(draft.count for draft in prompts), "whole")
-            return [prompts]
+            return [Mix(chunks=prompts)]
         self._streams_are_owed = False
         self.decision = NOTHING_WANTED
-        return [decode_all(batch.decodes)] if batch.decodes else []
+        return [Mix(batch.decodes)] if batch.decodes else []
 
-    def _whole_prompts(self, batch: Batch) -> Forward:
-        prompts: Forward = []
+    def _whole_prompts(self, batch: Batch) -> list[Draft]:
+        prompts: list[Draft] = []
         tokens = 0
         for sequence in batch.prefills:
             tokens += sequence.prefill_remaining

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from scheduler import codec
 from scheduler.errors import WireError
-from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
+from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment
 from scheduler.request import Delta, Finish, Request, TokenLogprob
 from scheduler.sampling import SamplingParams
-from scheduler.slo import Promise
+from scheduler.slo import Grant, Promise
 
 counts = st.integers(0, 2**40)
 floats = st.floats(allow_nan=False)
@@ -33,23 +33,26 @@ samplings = st.builds(
 )
 logprobs = st.builds(TokenLogprob, floats, pairs)
 segments = st.builds(Segment, counts, counts, counts, token_lists, st.booleans())
+blocks = st.lists(st.tuples(counts, counts), max_size=3).map(tuple)
+forwards = st.builds(Forward, token_lists, st.lists(segments, max_size=3).map(tuple), blocks)
 plans = st.builds(
     IterationPlan,
     iteration=counts,
-    forwards=st.lists(st.lists(segments, max_size=3).map(tuple), max_size=3).map(tuple),
+    forwards=st.lists(forwards, max_size=3).map(tuple),
     admissions=st.lists(st.builds(Admission, counts, token_lists, counts, samplings), max_size=3).map(tuple),
     releases=token_lists,
 )
 results = st.builds(
     IterationResult,
     counts,
-    st.lists(
-        st.builds(Sample, counts, st.integers(-1, 2**40), st.none() | logprobs, st.none() | st.text()), max_size=3
-    ).map(tuple),
+    st.lists(st.integers(-1, 2**40), max_size=8).map(tuple),
+    st.lists(st.tuples(counts, logprobs), max_size=3).map(tuple),
+    st.lists(st.tuples(counts, st.text()), max_size=3).map(tuple),
     st.lists(floats, max_size=2).map(tuple),
 )
 times = st.floats(1e-3, 3600)
-promises = st.none() | st.builds(Promise, times, times, st.none() | times)
+promise = st.builds(Promise, times, times, st.none() | times)
+promises = st.none() | promise
 requests = st.builds(
     Request, st.text(), token_lists, counts, samplings, token_lists, token_lists, floats, promises, st.text()
 )
@@ -61,6 +64,7 @@ deltas = st.builds(
     st.none() | st.sampled_from(Finish),
     st.none() | st.text(),
     counts,
+    st.none() | st.builds(Grant, promise, floats, st.booleans()),
 )
 DECODERS = (codec.decode_plan, codec.decode_result, codec.decode_requests, codec.decode_deltas)
 
@@ -145,7 +149,7 @@ def test_another_version_and_another_kind_are_named() -> None:
     plan = IterationPlan(1, ())
     body = msgpack.unpackb(codec.encode_plan(plan))
     body[1] = 99
-    with pytest.raises(WireError, match="version 99, this side speaks version 1"):
+    with pytest.raises(WireError, match="version 99, this side speaks version 2"):
         codec.decode_plan(msgpack.packb(body))
     with pytest.raises(WireError, match="kind 'plan' where 'result' was expected"):
         codec.decode_result(codec.encode_plan(plan))
@@ -157,7 +161,7 @@ class Exploit:
 
 
 def test_a_pickle_is_never_loaded() -> None:
-    for data in (pickle.dumps(Exploit()), msgpack.packb([codec.MARK, 1, "plan", pickle.dumps(Exploit())])):
+    for data in (pickle.dumps(Exploit()), msgpack.packb([codec.MARK, codec.VERSION, "plan", pickle.dumps(Exploit())])):
         for decode in DECODERS:
             with pytest.raises(WireError):
                 decode(data)
@@ -165,11 +169,11 @@ def test_a_pickle_is_never_loaded() -> None:
 
 def test_extension_types_and_booleans_as_integers_are_refused() -> None:
     with pytest.raises(WireError):
-        codec.decode_plan(msgpack.packb([codec.MARK, 1, "plan", [msgpack.ExtType(5, b"x"), [], [], []]]))
+        codec.decode_plan(msgpack.packb([codec.MARK, codec.VERSION, "plan", [msgpack.ExtType(5, b"x"), [], [], []]]))
     with pytest.raises(WireError):
-        codec.decode_plan(msgpack.packb([codec.MARK, 1, "plan", [True, [], [], []]]))
+        codec.decode_plan(msgpack.packb([codec.MARK, codec.VERSION, "plan", [True, [], [], []]]))
 
 
 def test_infinite_logprobs_survive() -> None:
-    result = IterationResult(1, (Sample(0, 5, TokenLogprob(-math.inf, ((3, -math.inf),))),))
+    result = IterationResult(1, (5,), ((0, TokenLogprob(-math.inf, ((3, -math.inf),))),))
     assert codec.decode_result(codec.encode_result(result)) == result

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,7 +35,8 @@ def test_what_can_be_kept_is_admitted_as_asked() -> None:
     run.add(Request("easy", prompt(500), 4, promise=Promise(20, 1)))
     sequence = run.scheduler.waiting[0]
     assert sequence.promise == Promise(20, 1)
-    assert sequence.predicted_ttft_s is not None and 0.5 < sequence.predicted_ttft_s < 20
+    assert sequence.predicted_ttft_s is not None
+    assert 0.5 < sequence.predicted_ttft_s < 20
     assert run.scheduler.take_deltas() == []
 
 
@@ -46,9 +45,11 @@ def test_a_first_token_that_cannot_be_in_time_is_refused_with_the_numbers() -> N
     with pytest.raises(RequestRefused) as caught:
         run.add(Request("hard", prompt(4000), 4, promise=Promise(2, 1)))
     refused = caught.value
-    assert refused.code == "slo_infeasible" and refused.param == "slo"
+    assert refused.code == "slo_infeasible"
+    assert refused.param == "slo"
     assert "2000 ms are promised" in refused.message
-    assert refused.retry_after_s is not None and refused.retry_after_s > 1
+    assert refused.retry_after_s is not None
+    assert refused.retry_after_s > 1
     assert run.scheduler.waiting == (), "nothing of it stays behind"
     run.add(Request("hard", prompt(40), 4, promise=Promise(2, 1)))
 
@@ -65,9 +66,11 @@ def test_relaxed_to_the_nearest_that_can_be_kept_and_kept() -> None:
     run.add(Request("hard", prompt(4000), 4, promise=asked))
     sequence = run.scheduler.waiting[0]
     (delta,) = run.scheduler.take_deltas()
-    assert delta.grant is not None and not delta.grant.best_effort
+    assert delta.grant is not None
+    assert not delta.grant.best_effort
     assert delta.grant.promise == sequence.promise
-    assert sequence.promise.ttft_s > asked.ttft_s and sequence.promise.tpot_s == asked.tpot_s
+    assert sequence.promise.ttft_s > asked.ttft_s
+    assert sequence.promise.tpot_s == asked.tpot_s
     arrived = run.now
     while "hard" not in run.times or not run.times["hard"]:
         run.step()
@@ -80,7 +83,8 @@ def test_best_effort_is_served_last_and_in_the_end() -> None:
     hard = Request("hard", prompt(4000), 4, promise=Promise(2, 1))
     run.add(hard)
     (delta,) = run.scheduler.take_deltas()
-    assert delta.grant is not None and delta.grant.best_effort
+    assert delta.grant is not None
+    assert delta.grant.best_effort
     assert delta.grant.promise == Promise(LONGEST_PROMISE_S, 1), "its pace is still promised"
     later = [Request(f"later{index}", prompt(400), 4, promise=Promise(8, 1)) for index in range(3)]
     for request in later:
@@ -90,7 +94,8 @@ def test_best_effort_is_served_last_and_in_the_end() -> None:
         assert run.times[request.request_id][0] < run.times["hard"][0]
     assert run.got["hard"] == expected_tokens(hard)
     classes = {served.request_id: served.slo_class for served in run.scheduler.take_served()}
-    assert classes["hard"] == "best_effort" and classes["later0"] == "custom"
+    assert classes["hard"] == "best_effort"
+    assert classes["later0"] == "custom"
 
 
 def test_a_resumed_request_passes_whatever_it_was_promised() -> None:
@@ -104,7 +109,8 @@ def test_who_waits_for_a_slot_is_told_so() -> None:
     with pytest.raises(RequestRefused) as caught:
         run.add(Request("no slot", prompt(16), 4, promise=Promise(10, 1)))
     step = COST.predict(run.features[-1])
-    assert caught.value.retry_after_s is not None and caught.value.retry_after_s > 200 * step
+    assert caught.value.retry_after_s is not None
+    assert caught.value.retry_after_s > 200 * step
 
 
 @given(
@@ -118,7 +124,7 @@ def test_the_forecast_is_near_what_happens(lengths: list[int], streams: int, tpo
     run = gated("reject")
     for index in range(streams):
         run.add(stream(f"s{index}", Promise(60, tpot, tpot), tokens=2000))
-    while run.scheduler.running != () and any(s.prefilling for s in run.scheduler.running) or run.scheduler.waiting:
+    while (run.scheduler.running != () and any(s.prefilling for s in run.scheduler.running)) or run.scheduler.waiting:
         run.step()
     for index, length in enumerate(lengths):
         run.add(Request(f"p{index}", prompt(length), 1, promise=Promise(1000, 60)))
@@ -127,10 +133,11 @@ def test_the_forecast_is_near_what_happens(lengths: list[int], streams: int, tpo
     while not run.times.get(last):
         run.step()
     taken = run.times[last][0] - arrived
-    assert predicted is not None and 0.6 * taken - 0.1 <= predicted <= 2.5 * taken + 0.5
+    assert predicted is not None
+    assert 0.6 * taken - 0.1 <= predicted <= 2.5 * taken + 0.5
 
 
 def test_grants_survive_the_wire() -> None:
     deltas = (Delta("r", grant=Grant(Promise(1, 2, 3), 4.5, True)), Delta("q", grant=Grant(Promise(1, 2), 0.5)))
     assert decode_deltas(encode_deltas(deltas)) == deltas
-    assert replace(deltas[0], grant=None) == Delta("r")
+    assert deltas[0]._replace(grant=None) == Delta("r")

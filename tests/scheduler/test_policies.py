@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.budget import StaticBudget
-from scheduler.plan import IterationPlan
+from scheduler.plan import Segment
 from scheduler.policies import make_policy
 from scheduler.request import Request
 from scheduler.sampling import SamplingParams
@@ -31,8 +31,8 @@ def start_streams(run: Run, names: str, prompt: int = 8) -> dict[str, int]:
     return {sequence.request_id: sequence.slot for sequence in run.scheduler.running}
 
 
-def shape(plan: IterationPlan, names: dict[int, str]) -> list[list[tuple[str, int]]]:
-    return [[(names[s.slot], s.count) for s in forward] for forward in plan.forwards]
+def shape(ran: list[list[Segment]], names: dict[int, str]) -> list[list[tuple[str, int]]]:
+    return [[(names[s.slot], s.count) for s in forward] for forward in ran]
 
 
 @pytest.mark.parametrize("streams", ["", "A", "ABCDEFGH"])
@@ -44,25 +44,27 @@ def test_chunked_takes_4096_tokens_in_8_iterations_that_carry_every_decode(strea
         plan = run.step()
         assert plan is not None
         assert len(plan.forwards) == 1, "one fused forward"
-        chunks = [s for s in plan.segments if s.slot not in slots.values()]
-        decodes = [s for s in plan.segments if s.slot in slots.values()]
+        chunks = [s for s in run.segments if s.slot not in slots.values()]
+        decodes = [s for s in run.segments if s.slot in slots.values()]
         assert [(s.start, s.count, s.sample) for s in chunks] == [(512 * k, 512, k == 7)]
         assert sorted(s.slot for s in decodes) == sorted(slots.values())
         assert all(s.count == 1 and s.sample for s in decodes)
-        assert plan.segments[: len(decodes)] == tuple(decodes), "decodes first"
+        assert run.segments[: len(decodes)] == decodes, "decodes first"
     assert len(run.got["N"]) == 1
 
 
 def test_alternate_is_one_chunk_then_one_stream_in_turn() -> None:
     run = run_with("alternate", chunk_size=50)
     slots = start_streams(run, "ABCD")
-    while run.step() and run.plans[-1].segments[-1].slot != slots["D"]:
+    while run.step() and run.segments[-1].slot != slots["D"]:
         pass  # until D was served last, so that A is next
     run.add(request("N", 200))
-    plans = [run.step() for _ in range(6)]
+    before = len(run.plans)
+    for _ in range(6):
+        run.step()
     slots = {s.request_id: s.slot for s in run.scheduler.running}
     names = {slot: name for name, slot in slots.items()}
-    assert [shape(plan, names) for plan in plans if plan] == [
+    assert [shape(ran, names) for ran in run.ran[before:]] == [
         [[("N", 50)], [("A", 1)]],
         [[("N", 50)], [("B", 1)]],
         [[("N", 50)], [("C", 1)]],
@@ -79,10 +81,10 @@ def test_whole_stalls_every_stream_for_the_whole_prompt() -> None:
     run.add(request("N", 4096))
     plan = run.step()
     assert plan is not None
-    assert [(s.start, s.count, s.sample) for s in plan.segments] == [(0, 4096, True)]
+    assert [(s.start, s.count, s.sample) for s in run.segments] == [(0, 4096, True)]
     after = run.step()
     assert after is not None
-    assert {s.slot for s in after.segments} >= set(slots.values())
+    assert {s.slot for s in run.segments} >= set(slots.values())
 
 
 def test_whole_packs_waiting_prompts_up_to_the_batch_and_still_takes_a_longer_one_whole() -> None:
@@ -93,7 +95,7 @@ def test_whole_packs_waiting_prompts_up_to_the_batch_and_still_takes_a_longer_on
     while len(run.ended) < 4:
         plan = run.step()
         assert plan is not None
-        counts.append([s.count for s in plan.segments])
+        counts.append([s.count for s in run.segments])
     prefills = [c for c in counts if max(c) > 1 or len(c) == 1]
     assert [600, 400] in prefills
     assert any(3000 in c for c in counts)
@@ -119,7 +121,7 @@ def test_chunked_shares_a_budget_among_several_prompts_in_order_of_arrival() -> 
         plan = run.step()
         assert plan is not None
         names = {s.slot: s.request_id for s in run.scheduler.running}
-        shapes.append(shape(plan, names))
+        shapes.append(shape(run.ran[-1], names))
     assert shapes[0] == [[("A", 100)]]
     assert shapes[1] == [[("A", 30), ("B", 40), ("C", 30)]]
     assert shapes[2] == [[("A", 1), ("B", 1), ("C", 60)]]

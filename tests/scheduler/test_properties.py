@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scheduler.costmodel import Coefficients, OnlineCostModel
 from scheduler.errors import RequestRefused
-from scheduler.plan import IterationPlan, IterationResult
+from scheduler.plan import IterationResult, Segment
 from scheduler.policies import POLICIES, Policy, make_policy
 from scheduler.request import Finish, Request
 from scheduler.sampling import SamplingParams
@@ -53,17 +53,18 @@ def build(setup: tuple[SchedulerConfig, str, int]) -> Run:
     return Run.of(Scheduler(config, policy_of(policy, chunk_size)))
 
 
-def check_budget(plan: IterationPlan, policy: str, chunk_size: int, decoding: set[int]) -> None:
+def check_budget(ran: list[list[Segment]], policy: str, chunk_size: int, decoding: set[int]) -> None:
     """No chunk is larger than its budget; `whole` may exceed it only for a prompt that alone is longer."""
-    prefill = [s.count for s in plan.segments if s.slot not in decoding]
+    segments = [segment for forward in ran for segment in forward]
+    prefill = [s.count for s in segments if s.slot not in decoding]
     if policy == "whole":
         assert len(prefill) <= 1 or sum(prefill) <= chunk_size
-        assert not prefill or len(prefill) == len(plan.segments)
+        assert not prefill or len(prefill) == len(segments)
     else:
         assert sum(prefill) <= chunk_size
-    assert len(plan.forwards) <= (2 if policy == "alternate" else 1)
+    assert len(ran) <= (2 if policy == "alternate" else 1)
     if policy == "alternate":
-        assert all(len(forward) == 1 for forward in plan.forwards)
+        assert all(len(forward) == 1 for forward in ran)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -86,7 +87,7 @@ def test_every_request_ends_with_the_tokens_it_would_have_alone(
             decoding = {s.slot for s in run.scheduler.running if s.decodable}
             plan = run.step()
             if plan is not None:
-                check_budget(plan, policy, chunk_size, decoding - {a.slot for a in plan.admissions})
+                check_budget(run.ran[-1], policy, chunk_size, decoding - {a.slot for a in plan.admissions})
         alive = sorted(set(given_requests) - set(run.ended))
         if alive and data.draw(st.integers(0, 3)) == 0:
             victim = data.draw(st.sampled_from(alive))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from scheduler.costmodel import Coefficients, OnlineCostModel
-from scheduler.plan import IterationPlan
+from scheduler.plan import IterationPlan, Segment
 from scheduler.policies.slo import SloBudget, SloPolicy, SloSettings
 from scheduler.request import Request
 from scheduler.roofline import Features
@@ -20,9 +20,9 @@ COST = Coefficients(
 CONFIG = SchedulerConfig(num_blocks=4000, block_size=16, max_model_len=9000, vocab_size=VOCAB, max_running=32)
 
 
-def features_of(plan: IterationPlan, prefilling: set[int]) -> Features:
+def features_of(ran: list[list[Segment]], prefilling: set[int]) -> Features:
     f = Features()
-    for s in plan.segments:
+    for s in (segment for forward in ran for segment in forward):
         if s.slot in prefilling:
             f = f.with_chunk(s.start, s.count)
         else:
@@ -58,10 +58,12 @@ class VirtualRun(Run):
         if plan is None:
             return None
         prefilling = {s.slot for s in self.scheduler.running if not self.got.get(s.request_id)}
-        f = features_of(plan, prefilling)
+        result = self.worker.execute(plan)
+        f = features_of(self.worker.ran, prefilling)
+        assert self.scheduler.under_way(plan.iteration).features == (f,)
         self.features.append(f)
         self.now += COST.predict(f) * self.truth
-        for delta in self.scheduler.commit(self.worker.execute(plan), self.now):
+        for delta in self.scheduler.commit(result, self.now):
             self.take([delta])
             self.times.setdefault(delta.request_id, []).extend([self.now] * len(delta.tokens))
         self.scheduler.check()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from scheduler.codec import decode_plan, decode_result, encode_plan, encode_result
-from scheduler.plan import Admission, IterationPlan, IterationResult, Sample, Segment
+from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment
 from scheduler.request import Delta, Request
 from scheduler.scheduler import Scheduler
 
@@ -49,6 +49,8 @@ class StrictWorker:
     max_running: int
     slots: dict[int, SlotState] = field(default_factory=dict)
     last_iteration: int = 0
+    ran: list[list[Segment]] = field(default_factory=list)
+    """Of the last plan, the segments of each forward, its decodes spelled out."""
 
     def execute(self, plan: IterationPlan) -> IterationResult:
         plan = decode_plan(encode_plan(plan))  # nothing but what survives the wire counts
@@ -60,9 +62,10 @@ class StrictWorker:
         for admission in plan.admissions:
             self._admit(admission)
         assert plan.forwards, "a plan runs something"
-        assert all(plan.forwards), "no forward is empty"
-        samples = [sample for forward in plan.forwards for sample in self._forward(forward)]
-        result = IterationResult(plan.iteration, tuple(samples), tuple(0.0 for _ in plan.forwards))
+        assert all(forward.decodes or forward.chunks for forward in plan.forwards), "no forward is empty"
+        self.ran = []
+        tokens = [token for forward in plan.forwards for token in self._forward(forward)]
+        result = IterationResult(plan.iteration, tuple(tokens), forward_s=tuple(0.0 for _ in plan.forwards))
         return decode_result(encode_result(result))
 
     def _admit(self, admission: Admission) -> None:
@@ -71,11 +74,24 @@ class StrictWorker:
         assert 0 < admission.prompt_tokens <= len(admission.tokens)
         self.slots[admission.slot] = SlotState(list(admission.tokens), admission.prompt_tokens)
 
-    def _forward(self, forward: tuple[Segment, ...]) -> list[Sample]:
-        slots = [segment.slot for segment in forward]
+    def _segments(self, forward: Forward) -> list[Segment]:
+        new_blocks: dict[int, tuple[int, ...]] = {}
+        for slot, block in forward.new_blocks:
+            new_blocks[slot] = (*new_blocks.get(slot, ()), block)
+        assert set(new_blocks) <= set(forward.decodes), "chunks bring their own blocks"
+        decodes = [
+            Segment(slot, len(self.slots[slot].tokens) - 1, 1, new_blocks.get(slot, ()), sample=True)
+            for slot in forward.decodes
+        ]
+        return [*decodes, *forward.chunks]
+
+    def _forward(self, forward: Forward) -> list[int]:
+        segments = self._segments(forward)
+        self.ran.append(segments)
+        slots = [segment.slot for segment in segments]
         assert len(slots) == len(set(slots)), "a sequence stands once in a forward"
-        samples = []
-        for segment in forward:
+        sampled = []
+        for segment in segments:
             state = self.slots[segment.slot]
             assert segment.count > 0
             assert segment.start == state.computed, "each token is computed exactly once, in order"
@@ -88,9 +104,9 @@ class StrictWorker:
             if segment.sample:
                 token = next_token(state.tokens)
                 state.tokens.append(token)
-                samples.append(Sample(segment.slot, token))
+                sampled.append(token)
         self._check_blocks()
-        return samples
+        return sampled
 
     def _check_blocks(self) -> None:
         held = [block for state in self.slots.values() for block in state.blocks]
@@ -108,6 +124,8 @@ class Run:
     got: dict[str, list[int]] = field(default_factory=dict)
     ended: dict[str, Delta] = field(default_factory=dict)
     plans: list[IterationPlan] = field(default_factory=list)
+    ran: list[list[list[Segment]]] = field(default_factory=list)
+    """Of each plan, `StrictWorker.ran`."""
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> Run:
@@ -116,6 +134,11 @@ class Run:
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request, self.now)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Of the last plan that ran."""
+        return [segment for forward in self.ran[-1] for segment in forward]
 
     def abort(self, request_id: str) -> None:
         self.scheduler.abort(request_id)
@@ -129,7 +152,9 @@ class Run:
         self.scheduler.check()
         if plan is not None:
             self.plans.append(plan)
-            self.take(self.scheduler.commit(self.worker.execute(plan), self.now))
+            result = self.worker.execute(plan)
+            self.ran.append(self.worker.ran)
+            self.take(self.scheduler.commit(result, self.now))
             self.scheduler.check()
         return plan
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from scheduler.plan import Admission, IterationPlan, IterationResult, Segment
+from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment
 from scheduler.sampling import SamplingParams
 from workers.config import WorkerConfig
 from workers.worker import Worker
@@ -54,8 +54,10 @@ class Driver:
         del self.tokens[slot]
 
     def step(self, counts: dict[int, int]) -> IterationResult:
-        """One fused forward with `counts` tokens of each slot."""
-        segments = []
+        """One fused forward with `counts` tokens of each slot: decodes where that is the last one, chunks otherwise."""
+        chunks: list[Segment] = []
+        decodes: list[int] = []
+        new_blocks: list[tuple[int, int]] = []
         for slot, count in counts.items():
             start = self.computed[slot]
             need = -(-(start + count) // self.worker.block_size) - len(self.blocks[slot])
@@ -64,13 +66,19 @@ class Driver:
             self.blocks[slot] += new
             self.computed[slot] = start + count
             sample = start + count == len(self.tokens[slot])
-            segments.append(Segment(slot, start, count, tuple(new), sample))
-        plan = IterationPlan(self.iteration, (tuple(segments),), tuple(self.fresh), tuple(self.gone))
+            if sample and count == 1:
+                decodes.append(slot)
+                new_blocks += [(slot, block) for block in new]
+            else:
+                chunks.append(Segment(slot, start, count, tuple(new), sample))
+        forward = Forward(tuple(decodes), tuple(chunks), tuple(new_blocks))
+        plan = IterationPlan(self.iteration, (forward,), tuple(self.fresh), tuple(self.gone))
         self.iteration += 1
         self.fresh, self.gone = [], []
         result = self.worker.execute(plan)
-        for sample in result.samples:
-            self.tokens[sample.slot].append(sample.token)
+        sampled = [*decodes, *(chunk.slot for chunk in chunks if chunk.sample)]
+        for slot, token in zip(sampled, result.tokens, strict=True):
+            self.tokens[slot].append(token)
         return result
 
     def remaining(self, slot: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scheduler.plan import Admission, IterationPlan, Segment
+from scheduler.plan import NO_TOKEN, Admission, Forward, IterationPlan, Segment
 from tests.conftest import save_tiny
 from tests.workers.driver import GREEDY, driver_on, loaded
 from workers.config import WorkerConfig
@@ -24,11 +24,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     worker.close()
 
 
-def plan(*segments: Segment, admit: tuple[Admission, ...] = (), release: tuple[int, ...] = ()) -> IterationPlan:
-    return IterationPlan(1, (segments,) if segments else (), admit, release)
-
-
 ENTER = (Admission(0, (1, 2, 3), 3, GREEDY),)
+
+
+def plan(*segments: Segment, admit: tuple[Admission, ...] = (), release: tuple[int, ...] = ()) -> IterationPlan:
+    return IterationPlan(1, (Forward(chunks=segments),) if segments else (), admit, release)
+
+
+def decoding(*slots: int, new_blocks: tuple[tuple[int, int], ...] = ()) -> IterationPlan:
+    """A prompt of three tokens enters slot 0 and has two of them computed; then these slots decode."""
+    prefill = Forward(chunks=(Segment(0, 0, 2, (0,)),))
+    return IterationPlan(1, (prefill, Forward(slots, (), new_blocks)), ENTER)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +53,13 @@ ENTER = (Admission(0, (1, 2, 3), 3, GREEDY),)
         (plan(Segment(0, 0, 2, (0,), True), admit=ENTER), "samples a token that exists"),
         (plan(Segment(0, 0, 3), admit=ENTER), "no block"),
         (plan(Segment(0, 0, 3, (20,)), admit=ENTER), "outside the pool"),
+        (decoding(1), "holds no sequence"),
+        (decoding(-1), "holds no sequence"),
+        (decoding(0, 0), "twice in one forward"),
+        (decoding(0, new_blocks=((1, 3),)), "holds no sequence"),
+        (decoding(0, new_blocks=((0, 20),)), "outside the pool"),
+        (IterationPlan(1, (Forward(decodes=(0,)),), ENTER), "have not been computed"),
+        (IterationPlan(1, (Forward(),), ENTER), "no tokens"),
     ],
 )
 def test_a_plan_that_contradicts_the_worker_is_a_plan_error(tiny: Worker, bad: IterationPlan, words: str) -> None:
@@ -68,17 +81,17 @@ def test_a_sequence_without_finite_scores_fails_alone(tiny: Worker, monkeypatch:
 
     monkeypatch.setattr(tiny, "model", broken)
     result = driver.step({0: 2, 1: 2})
-    assert result.samples[0].error
-    assert result.samples[1].error is None
-    assert result.samples[1].token >= 0
+    assert result.tokens[0] == NO_TOKEN
+    assert [index for index, _ in result.errors] == [0]
+    assert result.tokens[1] >= 0
 
 
 def test_a_chunk_that_does_not_end_its_prompt_samples_nothing(tiny: Worker) -> None:
     driver = driver_on(tiny, 20)
     driver.admit(0, list(range(10, 40)))
-    assert driver.step({0: 10}).samples == ()
-    assert driver.step({0: 10}).samples == ()
-    assert len(driver.step({0: 10}).samples) == 1
+    assert driver.step({0: 10}).tokens == ()
+    assert driver.step({0: 10}).tokens == ()
+    assert len(driver.step({0: 10}).tokens) == 1
 
 
 def test_description(tiny: Worker) -> None:
