@@ -124,6 +124,11 @@ class Sequence:
         """Tokens generated or about to be, those of an earlier life (`Request.produced`) included."""
         return self.length - len(self.request.prompt)
 
+    @property
+    def outstanding(self) -> int:
+        """Tokens still to be computed, and those that may still be generated."""
+        return self.length - self.computed + self.request.max_tokens - self.generated
+
     def next_token_due(self) -> float:
         """When the next token that can be scheduled is due, in the scheduler's clock.
 

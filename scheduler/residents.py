@@ -27,12 +27,19 @@ class Residents:
         return len(self._free_slots)
 
     def enter(self, sequence: Sequence) -> bool:
-        """Give it a slot and the blocks of its whole context. False, and nothing given, where they are not there."""
-        blocks = self._pool.allocate(self._pool.blocks_for(sequence.length)) if self._free_slots else None
+        """Give it a slot and the blocks of its whole context. False, and nothing given, where they are not there.
+
+        Every stream may want one more block soon: a newcomer that takes the last ones would be thrown out again.
+        """
+        needed = self._pool.blocks_for(sequence.length)
+        if not self._free_slots or (self.line and self._pool.free - needed < len(self.line)):
+            return False
+        blocks = self._pool.allocate(needed)
         if blocks is None:
             return False
         sequence.slot = self._free_slots.pop()
         sequence.blocks.extend(blocks)
+        sequence.prefill_target = sequence.length
         self.line.join(sequence)
         self._entering[sequence.slot] = sequence
         return True

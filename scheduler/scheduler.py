@@ -8,20 +8,21 @@ given away in the same or the next plan. Several plans may be under way at once:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from scheduler.admission import Limits, check_request
 from scheduler.blocks import BlockPool
+from scheduler.booking import book_forward, entering_a_block, still_running
 from scheduler.budget import Batch
 from scheduler.errors import RequestRefused
 from scheduler.gate import Gate, Queue
+from scheduler.ledger import Ledger
 from scheduler.line import Line
-from scheduler.plan import NO_TOKEN, Forward, IterationPlan, IterationResult, Segment
-from scheduler.policies import Draft, Mix, Policy
-from scheduler.progress import InFlight, Served, TokenTiming, chunks_of, outcome_of
-from scheduler.request import Delta, Finish, Phase, Request, Sequence, TokenLogprob
+from scheduler.plan import NO_TOKEN, IterationPlan, IterationResult
+from scheduler.policies import Mix, Policy
+from scheduler.progress import InFlight, Served, TokenTiming, chunks_of
+from scheduler.request import Delta, Finish, Phase, Request, Sequence
 from scheduler.residents import Residents
 from scheduler.slo import Promise, PromiseBook, UnknownClass
 
@@ -54,9 +55,7 @@ class Scheduler:
         self._residents = Residents(config.max_running, self.pool)
         self._running = self._residents.line
         self._in_flight: dict[int, InFlight] = {}
-        self._outbox: list[Delta] = []
-        self._timings: list[TokenTiming] = []
-        self._served: list[Served] = []
+        self._ledger = Ledger()
         self._gave_way: list[str] = []
         self._iteration = 0
         self._next_order = 0
@@ -110,7 +109,7 @@ class Scheduler:
             sequence.promise = grant.promise
             if grant.best_effort:
                 sequence.slo_class = "best_effort"
-            self._outbox.append(Delta(sequence.request_id, grant=grant))
+            self._ledger.tell(Delta(sequence.request_id, grant=grant))
 
     def _promise(self, request: Request) -> Promise:
         try:
@@ -152,18 +151,15 @@ class Scheduler:
 
     def take_timings(self) -> list[TokenTiming]:
         """Of every token that was committed since the last call."""
-        timings, self._timings = self._timings, []
-        return timings
+        return self._ledger.take_timings()
 
     def take_served(self) -> list[Served]:
         """Requests that ended as they should since the last call."""
-        served, self._served = self._served, []
-        return served
+        return self._ledger.take_served()
 
     def take_deltas(self) -> list[Delta]:
-        """What ended outside of a commit (aborted, outgrew the pool, failed) since the last call."""
-        deltas, self._outbox = self._outbox, []
-        return deltas
+        """What came outside of a commit (grants, and who was aborted, outgrew the pool, failed) since the last call."""
+        return self._ledger.take_deltas()
 
     @property
     def idle(self) -> bool:
@@ -186,7 +182,7 @@ class Scheduler:
             iteration=self._iteration,
             admissions=self._residents.take_admissions(),
             releases=self._residents.take_releases(),
-            forwards=tuple(self._forward(mix, sampling) for mix in granted),
+            forwards=tuple(book_forward(mix, self.pool.block_size, sampling) for mix in granted),
         )
         self._in_flight[plan.iteration] = InFlight(sampling, features, self.policy.decision, chunks, preempted)
         return plan
@@ -217,7 +213,9 @@ class Scheduler:
             elif token in sequence.stop_token_ids:
                 self._end(sequence, Finish.STOP, str(token))
             else:
-                self._append(sequence, token, (logprobs[index],) if index in logprobs else (), now)
+                delta = self._ledger.book(sequence, token, (logprobs[index],) if index in logprobs else (), now)
+                if delta.finish is not None:
+                    self._finish(sequence, delta)
         return deltas + self.take_deltas()
 
     def _compose(self, now: float) -> tuple[list[Mix], bool]:
@@ -226,27 +224,16 @@ class Scheduler:
         mixes = self.policy.compose(Batch.of(self._running, now))
         gave_way = self._secure_blocks(mixes)
         if gave_way:
-            stayed = [
-                Mix(_running(mix.decodes), [d for d in mix.chunks if d.sequence.phase is Phase.RUNNING])
-                for mix in mixes
-            ]
-            mixes = [mix for mix in stayed if not mix.empty]
+            mixes = [mix for mix in map(still_running, mixes) if not mix.empty]
         return mixes, gave_way
 
     # Admission.
 
     def _admit_waiting(self) -> None:
         """First come, first served: nobody overtakes a request that does not fit yet, so that none starves."""
-        while self._waiting and self._residents.free_slots and self._waiting[0].pending == 0:
+        while self._waiting and self._waiting[0].pending == 0 and self._residents.enter(self._waiting[0]):
             sequence = self._waiting[0]
-            needed = self.pool.blocks_for(sequence.length)
-            # Every stream may want one more block soon: a newcomer that takes the last ones would be thrown out again.
-            if self._running and self.pool.free - needed < len(self._running):
-                return
-            if not self._residents.enter(sequence):
-                return
             self._waiting.leave(sequence)
-            sequence.prefill_target = sequence.length
             sequence.phase = Phase.RUNNING
 
     # Blocks.
@@ -258,16 +245,11 @@ class Scheduler:
         """
         gave_way = False
         for mix in mixes:
-            for sequence in self._entering_a_block(mix.decodes):
+            for sequence in entering_a_block(mix.decodes, self.pool.block_size):
                 gave_way |= self._secure(sequence, 1)
             for draft in mix.chunks:
                 gave_way |= self._secure(draft.sequence, draft.count)
         return gave_way
-
-    def _entering_a_block(self, decodes: Iterable[Sequence]) -> list[Sequence]:
-        """Those whose next token is the first of a block; of the others nobody has to think."""
-        block_size = self.pool.block_size
-        return [sequence for sequence in decodes if sequence.computed % block_size == 0]
 
     def _secure(self, sequence: Sequence, count: int) -> bool:
         """Whether somebody had to give way, perhaps the sequence itself, for the blocks of `count` tokens of it."""
@@ -290,48 +272,7 @@ class Scheduler:
         sequence.preemptions += 1
         self._waiting.join(sequence)
 
-    # The plan.
-
-    def _forward(self, mix: Mix, sampling: list[Sequence]) -> Forward:
-        """Book a forward's tokens as computed; who is sampled from is added to `sampling`."""
-        new_blocks = [(s.slot, block) for s in self._entering_a_block(mix.decodes) for block in _unsent_blocks(s)]
-        for sequence in mix.decodes:
-            sequence.computed += 1
-            sequence.pending += 1
-        sampling.extend(mix.decodes)
-        return Forward(
-            decodes=tuple([sequence.slot for sequence in mix.decodes]),
-            chunks=tuple(self._segment(draft, sampling) for draft in mix.chunks),
-            new_blocks=tuple(new_blocks),
-        )
-
-    def _segment(self, draft: Draft, sampling: list[Sequence]) -> Segment:
-        sequence, start = draft.sequence, draft.sequence.computed
-        sequence.computed += draft.count
-        sample = sequence.computed == sequence.length
-        if sample:
-            sequence.pending += 1
-            sampling.append(sequence)
-        return Segment(sequence.slot, start, draft.count, tuple(_unsent_blocks(sequence)), sample)
-
     # Results.
-
-    def _append(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> None:
-        sequence.tokens.append(token)
-        last = len(sequence.tokens) >= sequence.final_length
-        gap = None
-        if sequence.last_token_at is None:
-            sequence.first_token_at = now
-        else:
-            gap = now - sequence.last_token_at
-            if gap > sequence.largest_gap_s:
-                sequence.largest_gap_s = gap
-        sequence.last_token_at = now
-        self._timings.append(TokenTiming(sequence.request_id, now - sequence.arrival, gap, last))
-        if last:
-            self._finish(sequence, Delta(sequence.request_id, (token,), logprobs, Finish.LENGTH))
-        else:
-            self._outbox.append(Delta(sequence.request_id, (token,), logprobs))
 
     def _end(self, sequence: Sequence, finish: Finish, reason: str | None = None) -> None:
         self._finish(sequence, Delta(sequence.request_id, finish=finish, reason=reason))
@@ -342,11 +283,8 @@ class Scheduler:
         elif sequence.phase is Phase.WAITING:
             self._waiting.leave(sequence)
         sequence.phase = Phase.FINISHED
-        outcome = outcome_of(sequence) if last.finish in (Finish.STOP, Finish.LENGTH) else None
-        if outcome is not None:
-            self._served.append(Served(sequence.request_id, sequence.slo_class, outcome, sequence.predicted_ttft_s))
         del self._sequences[sequence.request_id]
-        self._outbox.append(last)
+        self._ledger.close(sequence, last)
 
     # Figures.
 
@@ -360,10 +298,7 @@ class Scheduler:
             "blocks_total": self.pool.total,
             "blocks_free": self.pool.free,
             "preemptions": self._preemptions,
-            "tokens_outstanding": sum(
-                sequence.length - sequence.computed + sequence.request.max_tokens - sequence.generated
-                for sequence in self._sequences.values()
-            ),
+            "tokens_outstanding": sum(sequence.outstanding for sequence in self._sequences.values()),
         }
 
     def check(self) -> None:
@@ -371,14 +306,3 @@ class Scheduler:
         self._residents.check()
         if len(self._sequences) != len(self._running) + len(self._waiting):
             raise ValueError("a sequence is in no queue or in two")
-
-
-def _running(sequences: Iterable[Sequence]) -> list[Sequence]:
-    return [sequence for sequence in sequences if sequence.phase is Phase.RUNNING]
-
-
-def _unsent_blocks(sequence: Sequence) -> list[int]:
-    """Blocks that the workers have not heard of; after this they have."""
-    unsent = sequence.blocks[sequence.blocks_sent :]
-    sequence.blocks_sent = len(sequence.blocks)
-    return unsent
