@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
@@ -47,6 +48,10 @@ CASES = (
 )
 
 
+TRIED = (Case(1, 64), Case(8, 64), Case(0, 0, 64))
+TOLERANCE = 1.33
+
+
 async def profile(
     executor: Executor, info: EngineInfo, config: EngineConfig, clock: Callable[[], float], progress: Progress | None
 ) -> list[Sample]:
@@ -57,11 +62,9 @@ async def profile(
     started, rounds = clock(), 0
     while rounds < 2 or (rounds < 6 and (clock() - started) * (rounds + 1) / rounds < config.profile_seconds):
         for done, case in enumerate(cases):
-            for plan in plans.run(case):
-                before = clock()
-                await executor.execute(plan)
-                if rounds > 0 and plan.forwards:
-                    samples.append(Sample(case.features, clock() - before))
+            taken = await _time(executor, plans.run(case), clock)
+            if rounds > 0:
+                samples.append(Sample(case.features, taken))
             if progress is not None:
                 progress(done + rounds * len(cases), 6 * len(cases))
         rounds += 1
@@ -112,18 +115,49 @@ class _Plans:
 async def fitted(
     executor: Executor, info: EngineInfo, config: EngineConfig, clock: Callable[[], float], progress: Progress | None
 ) -> Coefficients:
-    """The coefficients of these workers: from the cache where host, model, TP and dtype are known, or measured."""
+    """The coefficients of these workers: from the cache where host, model, TP and dtype are known, or measured.
+
+    What is cached is tried on a few iterations first: a machine that was busy when it was measured, or is now another
+    machine under the same name, is measured again.
+    """
     path = _cache_path(info, config)
     try:
-        return Coefficients(**json.loads(path.read_text())["coefficients"])
+        known = Coefficients(**json.loads(path.read_text())["coefficients"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or not whole: measure
+        known = None  # not there, or not whole
+    if known is not None and await _still_true(known, executor, info, config, clock):
+        return known
     coefficients = fit(await profile(executor, info, config, clock, progress))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({"engine": asdict(info), "coefficients": coefficients.as_dict()}, indent=2))
     partial.replace(path)
     return coefficients
+
+
+async def _still_true(
+    known: Coefficients, executor: Executor, info: EngineInfo, config: EngineConfig, clock: Callable[[], float]
+) -> bool:
+    """Whether a few quick iterations take what is known of them, give or take a third."""
+    cases = [case for case in TRIED if _fits(case, info, config.max_running)]
+    plans, ratios = _Plans(info), []
+    for attempt in range(4):
+        for case in cases:
+            taken = await _time(executor, plans.run(case), clock)
+            if attempt > 0:  # the first warms up
+                ratios.append(taken / known.predict(case.features))
+    return not ratios or 1 / TOLERANCE < median(ratios) < TOLERANCE
+
+
+async def _time(executor: Executor, plans: Iterable[IterationPlan], clock: Callable[[], float]) -> float:
+    """Seconds of the one among a case's plans that computes something."""
+    seconds = 0.0
+    for plan in plans:
+        before = clock()
+        await executor.execute(plan)
+        if plan.forwards:
+            seconds = clock() - before
+    return seconds
 
 
 def _cache_path(info: EngineInfo, config: EngineConfig) -> Path:
