@@ -80,8 +80,8 @@ def loaded(policy: str, size: int, prefilling: int) -> Scheduler:
         assert plan is not None  # there are prompts
         scheduler.commit(IterationResult(plan.iteration, (7,) * len(scheduler.under_way(plan.iteration).sampling)), 0.0)
         scheduler.take_timings()
-    prompt = tuple(token % 1000 for token in range(LONG_PROMPT))
-    for index in range(prefilling):
+    for index in range(prefilling):  # no two alike: they would wait for each other
+        prompt = tuple((token + index) % 1000 for token in range(LONG_PROMPT))
         scheduler.add(Request(f"p{index}", prompt, 1000, promise=Promise(60 + index, 0.1)), 0.0)
     for index in range(size):
         scheduler.add(Request(f"w{index}", tuple(range(32)), 1000, promise=Promise(60, 0.1)), 0.0)

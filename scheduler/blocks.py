@@ -1,9 +1,14 @@
-"""KV blocks: a pool of block ids and the table of one sequence. Counting only; the memory itself is the workers'."""
+"""KV blocks: a pool of block ids and the table of one sequence. Counting only; the memory itself is the workers'.
+
+A block is free, referenced (by one sequence or several), or cached: nobody holds it, but what it holds is known by a
+digest and may be wanted again. Cached blocks are given away only when no free one is left, least recently used first.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 
 class BlockTable(list[int]):
@@ -11,45 +16,135 @@ class BlockTable(list[int]):
 
 
 class BlockPool:
-    """`total` blocks of `block_size` tokens each. What is allocated equals what is freed."""
+    """`total` blocks of `block_size` tokens each: free + cached + referenced."""
 
     def __init__(self, total: int, block_size: int) -> None:
         if total < 1 or block_size < 1:
             raise ValueError(f"a pool needs at least one block of at least one token, got {total} x {block_size}")
         self.total = total
         self.block_size = block_size
+        self.evictions = 0
         self._free: deque[int] = deque(range(total))
-        self._used: set[int] = set()
+        self._references: dict[int, int] = {}
+        self._unheld: dict[int, None] = {}  # known by a digest and referenced by nobody, least recently used first
+        self._digests: dict[int, bytes] = {}
+        self._known: dict[bytes, int] = {}
 
     @property
     def free(self) -> int:
+        """Blocks that hold nothing."""
         return len(self._free)
 
     @property
-    def used(self) -> int:
-        return len(self._used)
+    def cached(self) -> int:
+        """Blocks that hold something which may be wanted again, and that nobody holds now."""
+        return len(self._unheld)
+
+    @property
+    def referenced(self) -> int:
+        return len(self._references)
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be given away: free and cached ones."""
+        return len(self._free) + len(self._unheld)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` positions."""
         return -(-tokens // self.block_size)
 
+    # Taking and giving back.
+
     def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks, or None (and nothing taken) where fewer are free."""
-        if count > len(self._free):
+        """`count` blocks to write to, or None (and nothing taken) where fewer are available."""
+        if count > self.available:
             return None
-        taken = [self._free.popleft() for _ in range(count)]
-        self._used.update(taken)
+        taken = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
+        for block in taken:
+            self._references[block] = 1
         return taken
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """Give blocks back. Raises ValueError for one that is not allocated: a double free is a bug, not a value."""
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more reference to each, to read only. Raises ValueError for one that is free."""
         for block in blocks:
-            if block not in self._used:
-                raise ValueError(f"block {block} is not allocated")
-            self._used.remove(block)
-            self._free.append(block)
+            if block not in self._digests:
+                raise ValueError(f"block {block} holds nothing that is known")
+            self._unheld.pop(block, None)
+            self._references[block] = self._references.get(block, 0) + 1
 
-    def check(self) -> None:
-        """Conservation: free + used = total, and no block in both. Raises ValueError otherwise."""
-        if len(self._free) + len(self._used) != self.total or self._used & set(self._free):
-            raise ValueError(f"blocks lost: {len(self._free)} free + {len(self._used)} used of {self.total}")
+    def release(self, blocks: Seq[int]) -> None:
+        """Give blocks of a sequence back, in the order of its positions: the last ones are reused first, since those
+        before them are of use without them, and they are of none without those before.
+
+        Raises ValueError for one that is not referenced: a double free is a bug, not a value.
+        """
+        for block in reversed(blocks):
+            references = self._references.get(block)
+            if references is None:
+                raise ValueError(f"block {block} is not referenced")
+            if references > 1:
+                self._references[block] = references - 1
+                continue
+            del self._references[block]
+            if block in self._digests:
+                self._unheld[block] = None
+            else:
+                self._free.append(block)
+
+    # What they hold.
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that is known by a digest."""
+        return self._known.get(digest)
+
+    def unheld(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks nobody holds."""
+        return sum(block in self._unheld for block in blocks)
+
+    def know(self, block: int, digest: bytes) -> None:
+        """A referenced block is full and computed. The first one of equal content is known, others are not."""
+        if block not in self._references:
+            raise ValueError(f"block {block} is not referenced")
+        if digest not in self._known and block not in self._digests:
+            self._known[digest] = block
+            self._digests[block] = digest
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Nobody new may share these blocks: what they hold is lost, or not to be trusted."""
+        for block in blocks:
+            digest = self._digests.pop(block, None)
+            if digest is not None:
+                del self._known[digest]
+                if block in self._unheld:
+                    del self._unheld[block]
+                    self._free.append(block)
+
+    def forget_all(self) -> None:
+        self.forget(list(self._digests))
+
+    def _evict(self) -> int:
+        block = next(iter(self._unheld))
+        del self._unheld[block]
+        del self._known[self._digests.pop(block)]
+        self.evictions += 1
+        return block
+
+    def check(self, held: Iterable[Seq[int]]) -> None:
+        """Conservation, for the tables that hold the referenced blocks. Raises ValueError naming what broke."""
+        counts: dict[int, int] = {}
+        for table in held:
+            if len(set(table)) < len(table):
+                raise ValueError(f"a table has a block twice: {table}")
+            for block in table:
+                counts[block] = counts.get(block, 0) + 1
+        if counts != self._references:
+            raise ValueError(f"{len(counts)} blocks are held by sequences, {len(self._references)} are referenced")
+        states = [*self._free, *self._unheld, *self._references]
+        if len(states) != self.total or set(states) != set(range(self.total)):
+            raise ValueError(
+                f"blocks lost: {self.free} free + {self.cached} cached + {self.referenced} referenced of {self.total}"
+            )
+        if not self._unheld.keys() <= self._digests.keys() or self._known != {
+            digest: block for block, digest in self._digests.items()
+        }:
+            raise ValueError("a digest is known of no block, or of two")

@@ -6,19 +6,27 @@ from collections.abc import Iterable
 
 from scheduler.plan import Forward, Segment
 from scheduler.policies import Draft, Mix
+from scheduler.prefixes import Written
 from scheduler.request import Phase, Sequence
 
 
-def book_forward(mix: Mix, block_size: int, sampling: list[Sequence]) -> Forward:
-    """The workers' side of a forward. Who is sampled from is added to `sampling`, in the order of the plan."""
-    new_blocks = [(s.slot, block) for s in entering_a_block(mix.decodes, block_size) for block in _unsent_blocks(s)]
+def book_forward(mix: Mix, block_size: int, sampling: list[Sequence], written: list[Written]) -> Forward:
+    """The workers' side of a forward. Who is sampled from is added to `sampling`, in the order of the plan, and blocks
+    that get full to `written`."""
+    new_blocks = [
+        (sequence.slot, block)
+        for sequence in entering_a_block(mix.decodes, block_size)
+        for block in _unsent_blocks(sequence, sequence.computed // block_size + 1)
+    ]
     for sequence in mix.decodes:
         sequence.computed += 1
         sequence.pending += 1
+        if not sequence.computed % block_size:
+            written.append(Written(sequence, sequence.preemptions, sequence.computed - 1, sequence.computed))
     sampling.extend(mix.decodes)
     return Forward(
         decodes=tuple([sequence.slot for sequence in mix.decodes]),
-        chunks=tuple(_book_chunk(draft, sampling) for draft in mix.chunks),
+        chunks=tuple(_book_chunk(draft, block_size, sampling, written) for draft in mix.chunks),
         new_blocks=tuple(new_blocks),
     )
 
@@ -36,18 +44,23 @@ def still_running(mix: Mix) -> Mix:
     )
 
 
-def _book_chunk(draft: Draft, sampling: list[Sequence]) -> Segment:
+def _book_chunk(draft: Draft, block_size: int, sampling: list[Sequence], written: list[Written]) -> Segment:
+    """Its blocks are told as far as it writes: those after may still turn out to be another's."""
     sequence, start = draft.sequence, draft.sequence.computed
     sequence.computed += draft.count
+    if sequence.computed // block_size > start // block_size:
+        written.append(Written(sequence, sequence.preemptions, start, sequence.computed))
     sample = sequence.computed == sequence.length
     if sample:
         sequence.pending += 1
         sampling.append(sequence)
-    return Segment(sequence.slot, start, draft.count, tuple(_unsent_blocks(sequence)), sample)
+    return Segment(
+        sequence.slot, start, draft.count, tuple(_unsent_blocks(sequence, -(-sequence.computed // block_size))), sample
+    )
 
 
-def _unsent_blocks(sequence: Sequence) -> list[int]:
-    """Blocks that the workers have not heard of; after this they have."""
-    unsent = sequence.blocks[sequence.blocks_sent :]
-    sequence.blocks_sent = len(sequence.blocks)
+def _unsent_blocks(sequence: Sequence, needed: int) -> list[int]:
+    """Of its first `needed` blocks those that the workers have not heard of; after this they have."""
+    unsent = sequence.blocks[sequence.blocks_sent : needed]
+    sequence.blocks_sent = needed
     return unsent

@@ -18,7 +18,7 @@ from scheduler.sampling import SamplingParams
 from scheduler.slo import Grant, Promise
 
 MARK = "stallfree"
-VERSION = 2
+VERSION = 3
 
 T = TypeVar("T")
 
@@ -190,12 +190,12 @@ def _request_fields(r: Request) -> list[Any]:
         *(r.request_id, list(r.prompt), r.max_tokens, _sampling_fields(r.sampling)),
         *(list(r.stop_token_ids), list(r.produced), r.age_s),
         None if r.promise is None else _promise_fields(r.promise),
-        r.slo_class,
+        *(r.slo_class, r.cache_salt),
     ]
 
 
 def _request(body: Any) -> Request:
-    f = _fields(body, 9, "request")
+    f = _fields(body, 10, "request")
     return Request(
         request_id=_str(f[0]),
         prompt=_counts(f[1]),
@@ -206,6 +206,7 @@ def _request(body: Any) -> Request:
         age_s=_float(f[6]),
         promise=None if f[7] is None else _promise(f[7]),
         slo_class=_str(f[8]),
+        cache_salt=_str(f[9]),
     )
 
 

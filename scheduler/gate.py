@@ -22,13 +22,15 @@ ROOM = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What a newcomer finds: sequences that hold a slot, those that wait for one, and what is free."""
+    """What a newcomer finds: sequences that hold a slot, those that wait for one, what is free, and how many of its
+    tokens have KV already."""
 
     running: Seq[Sequence]
     waiting: Seq[Sequence]
     free_slots: int
     free_blocks: int
     blocks_for: Callable[[int], int]
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Gate:
         due = newcomer.next_token_due()
         prompts = [s for s in (*queue.running, *queue.waiting) if s.prefilling or s.slot < 0]
         ahead = sum(_left(sequence) for sequence in prompts if sequence.next_token_due() <= due)
-        total, offset = ahead + newcomer.length, newcomer.length // 2
+        total, offset = ahead + newcomer.length - queue.cached_tokens, newcomer.length // 2
 
         def iteration(chunk: int) -> float:
             return self._solver.cost.predict(decodes.with_chunk(offset, chunk)) * margin

@@ -18,9 +18,9 @@ class Ledger:
         """Add a token to its sequence. The delta is told, but for the last one, which `close` is to tell."""
         sequence.tokens.append(token)
         last = len(sequence.tokens) >= sequence.final_length
-        gap = None
+        gap, cached = None, 0
         if sequence.last_token_at is None:
-            sequence.first_token_at = now
+            sequence.first_token_at, cached = now, sequence.cached_tokens
         else:
             gap = now - sequence.last_token_at
             if gap > sequence.largest_gap_s:
@@ -28,8 +28,8 @@ class Ledger:
         sequence.last_token_at = now
         self._timings.append(TokenTiming(sequence.request_id, now - sequence.arrival, gap, last))
         if last:
-            return Delta(sequence.request_id, (token,), logprobs, Finish.LENGTH)
-        delta = Delta(sequence.request_id, (token,), logprobs)
+            return Delta(sequence.request_id, (token,), logprobs, Finish.LENGTH, None, cached)
+        delta = Delta(sequence.request_id, (token,), logprobs, None, None, cached)
         self._deltas.append(delta)
         return delta
 

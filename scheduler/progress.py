@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduler.budget import Decision
+from scheduler.plan import NO_TOKEN, IterationResult
 from scheduler.policies import Mix
+from scheduler.prefixes import Written
 from scheduler.request import Sequence
 from scheduler.roofline import Features
 from scheduler.slo import Outcome, Promise
@@ -29,13 +31,21 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """A plan under way: who is sampled from, in the order of the plan, what each of its forwards costs by, why it is
-    as large as it is, its chunks, and whom it made give way."""
+    as large as it is, its chunks, whom it made give way, and which sequences fill blocks in it."""
 
     sampling: list[Sequence]
     features: tuple[Features, ...]
     decision: Decision
     chunks: tuple[Chunk, ...]
     preempted: tuple[str, ...]
+    written: list[Written]
+
+    def failed(self, result: IterationResult) -> list[Sequence]:
+        """Those that could not be sampled from."""
+        if NO_TOKEN not in result.tokens:
+            return []
+        sampled = zip(self.sampling, result.tokens, strict=True)
+        return [sequence for sequence, token in sampled if token == NO_TOKEN]
 
 
 class TokenTiming(NamedTuple):

@@ -19,7 +19,7 @@ class Request:
     request). `max_tokens` bounds all generated tokens, `produced` included. Generation ends at a token of
     `stop_token_ids` (the stop token itself is not published). `age_s` is how long ago the client's request arrived when
     this was sent, so that clocks of different machines never meet. `promise` None: that of the server's class
-    `slo_class` applies, or its default.
+    `slo_class` applies, or its default. KV is reused among requests of the same `cache_salt` only.
     """
 
     request_id: str
@@ -31,6 +31,7 @@ class Request:
     age_s: float = 0.0
     promise: Promise | None = None
     slo_class: str = ""
+    cache_salt: str = ""
 
 
 class Finish(Enum):
@@ -96,6 +97,12 @@ class Sequence:
     prefill_target: int = 0
     pending: int = 0
     blocks_sent: int = 0
+    known_blocks: int = 0
+    """So many of its blocks hold what others may share, or equal others that do."""
+    digests: list[bytes] = field(default_factory=list)
+    cached_tokens: int = 0
+    chunk_at: int = 0
+    """The iteration of its last chunk, or the one before it entered."""
     preemptions: int = 0
     first_token_at: float | None = None
     last_token_at: float | None = None

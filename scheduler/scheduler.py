@@ -8,58 +8,49 @@ given away in the same or the next plan. Several plans may be under way at once:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from scheduler.admission import Limits, check_request
+from scheduler.admission import check_request
 from scheduler.blocks import BlockPool
 from scheduler.booking import book_forward, entering_a_block, still_running
 from scheduler.budget import Batch
+from scheduler.config import SchedulerConfig
 from scheduler.errors import RequestRefused
 from scheduler.gate import Gate, Queue
 from scheduler.ledger import Ledger
 from scheduler.line import Line
 from scheduler.plan import NO_TOKEN, IterationPlan, IterationResult
 from scheduler.policies import Mix, Policy
+from scheduler.prefixes import Prefixes, Written
 from scheduler.progress import InFlight, Served, TokenTiming, chunks_of
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
 from scheduler.residents import Residents
 from scheduler.slo import Promise, PromiseBook, UnknownClass
+from scheduler.tally import PreemptionCause, Tally
+
+__all__ = ["KV_CAPACITY", "Scheduler", "SchedulerConfig"]
 
 KV_CAPACITY = "kv_capacity"
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Sizes that do not change while a group runs. `max_running` sequences hold a slot at once."""
-
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    vocab_size: int
-    max_running: int = 64
-    max_queued_requests: int = 1024
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(self.max_model_len, self.vocab_size, self.num_blocks, self.block_size)
-
-
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, policy: Policy) -> None:
+    """`prefix_key`: secret bytes (up to 64) for the digests of blocks, where clients do not trust each other."""
+
+    def __init__(self, config: SchedulerConfig, policy: Policy, prefix_key: bytes = b"") -> None:
         self.config = config
         self.policy = policy
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self._sequences: dict[str, Sequence] = {}
         self._waiting = Line()
-        self._residents = Residents(config.max_running, self.pool)
+        self.prefixes = Prefixes(self.pool, enabled=config.prefix_caching, key=prefix_key)
+        self._residents = Residents(config.max_running, self.pool, self.prefixes)
         self._running = self._residents.line
         self._in_flight: dict[int, InFlight] = {}
         self._ledger = Ledger()
         self._gave_way: list[str] = []
         self._iteration = 0
         self._next_order = 0
-        self._preemptions = 0
+        self._tally = Tally()
         self.promises = PromiseBook()
         self.gate: Gate | None = None
 
@@ -102,7 +93,12 @@ class Scheduler:
         """Raises RequestRefused for a promise that cannot be kept, where those are rejected."""
         assert self.gate is not None  # asked before
         queue = Queue(
-            self._running, self._waiting, self._residents.free_slots, self.pool.free, blocks_for=self.pool.blocks_for
+            self._running,
+            self._waiting,
+            self._residents.free_slots,
+            self.pool.available,
+            self.pool.blocks_for,
+            len(self.prefixes.found(sequence)) * self.pool.block_size,
         )
         grant = self.gate.judge(sequence, queue, now)
         if grant is not None:
@@ -137,7 +133,7 @@ class Scheduler:
     def requeue_all(self) -> None:
         """Start every running sequence over from its tokens, for workers that are new and know nothing."""
         for sequence in list(self._running):
-            self._preempt(sequence)
+            self._preempt(sequence, "workers_lost")
         self._forget_workers()
         for sequence in list(self._waiting):
             if self.pool.blocks_for(sequence.length) > self.pool.total:  # its next token would have been one too many
@@ -176,15 +172,19 @@ class Scheduler:
             return None
         self._iteration += 1
         sampling: list[Sequence] = []
+        written: list[Written] = []
         features, chunks = tuple(mix.features for mix in granted), chunks_of(granted)
         preempted, self._gave_way = tuple(self._gave_way), []
         plan = IterationPlan(
             iteration=self._iteration,
             admissions=self._residents.take_admissions(),
             releases=self._residents.take_releases(),
-            forwards=tuple(book_forward(mix, self.pool.block_size, sampling) for mix in granted),
+            forwards=tuple(book_forward(mix, self.pool.block_size, sampling, written) for mix in granted),
         )
-        self._in_flight[plan.iteration] = InFlight(sampling, features, self.policy.decision, chunks, preempted)
+        for sequence in (draft.sequence for mix in granted for draft in mix.chunks):
+            sequence.chunk_at = self._iteration
+        decision = self.policy.decision
+        self._in_flight[plan.iteration] = InFlight(sampling, features, decision, chunks, preempted, written)
         return plan
 
     def under_way(self, iteration: int) -> InFlight:
@@ -204,6 +204,7 @@ class Scheduler:
             raise ValueError(f"{len(result.tokens)} tokens where iteration {result.iteration} samples {len(sampling)}")
         deltas = self.take_deltas()
         logprobs, errors = dict(result.logprobs), dict(result.errors)
+        self.prefixes.learn(under_way.written, under_way.failed(result))
         for index, (sequence, token) in enumerate(zip(sampling, result.tokens, strict=True)):
             sequence.pending -= 1
             if sequence.phase is Phase.FINISHED:
@@ -221,11 +222,18 @@ class Scheduler:
     def _compose(self, now: float) -> tuple[list[Mix], bool]:
         """What the policy wants and the blocks allow, and whether a sequence gave way for want of blocks."""
         self._admit_waiting()
-        mixes = self.policy.compose(Batch.of(self._running, now))
+        mixes = self.policy.compose(self._batch(now))
         gave_way = self._secure_blocks(mixes)
         if gave_way:
             mixes = [mix for mix in map(still_running, mixes) if not mix.empty]
         return mixes, gave_way
+
+    def _batch(self, now: float) -> Batch:
+        """Who wants something, without those that wait for what another computes."""
+        batch = Batch.of(self._running, now)
+        under_way = [entry for in_flight in self._in_flight.values() for entry in in_flight.written]
+        prefills = self.prefixes.worth_computing(batch.prefills, under_way, self._iteration)
+        return batch if prefills is batch.prefills else Batch(prefills, batch.decodes, now)
 
     # Admission.
 
@@ -234,7 +242,7 @@ class Scheduler:
         while self._waiting and self._waiting[0].pending == 0 and self._residents.enter(self._waiting[0]):
             sequence = self._waiting[0]
             self._waiting.leave(sequence)
-            sequence.phase = Phase.RUNNING
+            sequence.phase, sequence.chunk_at = Phase.RUNNING, self._iteration
 
     # Blocks.
 
@@ -260,25 +268,28 @@ class Scheduler:
                 self._end(sequence, Finish.LENGTH, KV_CAPACITY)
             else:
                 victim = self.policy.victim(self._running)
-                self._preempt(victim)
-                self._preemptions += 1
+                self._preempt(victim, "kv_blocks")
                 self._gave_way.append(victim.request_id)
         return gave_way
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, cause: PreemptionCause) -> None:
         """Take blocks and slot away; the sequence computes its tokens again once its whole context fits."""
         self._residents.vacate(sequence)
         sequence.phase = Phase.WAITING
         sequence.preemptions += 1
+        self._tally.preempted(cause)
         self._waiting.join(sequence)
 
     # Results.
 
     def _end(self, sequence: Sequence, finish: Finish, reason: str | None = None) -> None:
-        self._finish(sequence, Delta(sequence.request_id, finish=finish, reason=reason))
+        cached = sequence.cached_tokens if sequence.first_token_at is None else 0
+        self._finish(sequence, Delta(sequence.request_id, finish=finish, reason=reason, cached_tokens=cached))
 
     def _finish(self, sequence: Sequence, last: Delta) -> None:
         if sequence.phase is Phase.RUNNING:
+            if last.finish is Finish.ERROR:
+                self.pool.forget(sequence.blocks)  # who knows what they hold
             self._residents.vacate(sequence)
         elif sequence.phase is Phase.WAITING:
             self._waiting.leave(sequence)
@@ -289,17 +300,25 @@ class Scheduler:
     # Figures.
 
     def stats(self) -> dict[str, Any]:
-        """Figures now. Outstanding tokens: of prompts not yet computed, and those that may still be generated."""
+        """Figures now, and counts since the beginning (`Tally.figures`). Outstanding tokens: of prompts not yet
+        computed, and those that may still be generated."""
         return {
             "policy": self.policy.name,
             "iterations": self._iteration,
             "running": len(self._running),
             "waiting": len(self._waiting),
-            "blocks_total": self.pool.total,
-            "blocks_free": self.pool.free,
-            "preemptions": self._preemptions,
+            **self._tally.figures(self.pool, self.prefixes),
             "tokens_outstanding": sum(sequence.outstanding for sequence in self._sequences.values()),
         }
+
+    def audit(self) -> str | None:
+        """`check` for a server that goes on in any case: what broke is counted, and told."""
+        try:
+            self.check()
+        except ValueError as broken:
+            self._tally.violations += 1
+            return str(broken)
+        return None
 
     def check(self) -> None:
         """Invariants that hold between any two calls. Raises ValueError naming the one that broke."""

@@ -108,7 +108,7 @@ async def test_streams_get_their_tokens_and_an_iteration_is_published_once(overl
     assert max(len(deltas) for deltas in rig.published) >= 3, "all streams of an iteration travel together"
     assert [r.plan.iteration for r in rig.records] == list(range(1, len(rig.records) + 1))
     assert all(r.started < r.ended for r in rig.records)
-    assert rig.loop.scheduler.pool.free == CONFIG.num_blocks
+    assert rig.loop.scheduler.pool.available == CONFIG.num_blocks
 
 
 async def test_failed_workers_end_every_stream_and_refuse_the_next() -> None:
@@ -157,7 +157,7 @@ async def test_a_consumer_that_leaves_frees_its_request() -> None:
         await asyncio.sleep(0)
     assert rig.loop.scheduler.idle
     assert rig.loop.iterations <= seen + 1
-    assert rig.loop.scheduler.pool.free == CONFIG.num_blocks
+    assert rig.loop.scheduler.pool.available == CONFIG.num_blocks
     await rig.close()
 
 

@@ -37,7 +37,7 @@ def hang_up(writer: asyncio.StreamWriter, how: str) -> None:
 
 
 def nothing_left(engine: LocalEngine) -> bool:
-    return engine.scheduler.idle and engine.scheduler.pool.used == 0
+    return engine.scheduler.idle and engine.scheduler.pool.referenced == 0
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])

@@ -121,7 +121,7 @@ def test_failed_workers_end_every_request_with_the_reason() -> None:
     run.take(run.scheduler.take_deltas())
     assert {d.reason for d in run.ended.values()} == {"rank 1 died"}
     assert len(run.ended) == 3
-    assert run.scheduler.pool.free == 4
+    assert run.scheduler.pool.available == 4
     run.scheduler.check()
 
 
@@ -140,12 +140,12 @@ def test_a_result_that_answers_no_plan_is_an_error() -> None:
 def test_the_pool_gives_all_or_nothing_and_takes_nothing_twice() -> None:
     pool = BlockPool(3, 16)
     assert pool.allocate(4) is None
-    assert pool.free == 3
+    assert pool.available == 3
     blocks = pool.allocate(2)
     assert blocks is not None
     pool.release(blocks)
-    with pytest.raises(ValueError, match="not allocated"):
+    with pytest.raises(ValueError, match="not referenced"):
         pool.release(blocks)
-    pool.check()
+    pool.check([])
     with pytest.raises(ValueError, match="at least one block"):
         BlockPool(0, 16)

@@ -14,7 +14,9 @@ from tests.scheduler.world import VOCAB, Run
 
 
 def run_with(policy: str, chunk_size: int = 512, max_batched_tokens: int = 8192) -> Run:
-    config = SchedulerConfig(num_blocks=4096, block_size=16, max_model_len=16384, vocab_size=VOCAB, max_running=32)
+    config = SchedulerConfig(
+        num_blocks=4096, block_size=16, max_model_len=16384, vocab_size=VOCAB, max_running=32, prefix_caching=False
+    )  # prompts that are alike here stand for different ones
     return Run.of(Scheduler(config, make_policy(policy, chunk_size=chunk_size, max_batched_tokens=max_batched_tokens)))
 
 

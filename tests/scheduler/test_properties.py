@@ -94,7 +94,7 @@ def test_every_request_ends_with_the_tokens_it_would_have_alone(
             run.abort(victim)
             aborted.add(victim)
     run.drain()
-    assert run.scheduler.pool.free == config.num_blocks, "every block is free in the end"
+    assert run.scheduler.pool.available == config.num_blocks, "every block is free in the end"
     assert set(run.ended) == set(given_requests), "no request is lost"
     for name, request in given_requests.items():
         end, tokens, expected = run.ended[name], run.got[name], expected_tokens(request)
@@ -139,7 +139,7 @@ def test_two_plans_under_way_give_the_same_tokens(setup: tuple[SchedulerConfig, 
         expected = expected_tokens(request)
         cut = run.ended[name].reason == KV_CAPACITY
         assert run.got[name] == (expected[: len(run.got[name])] if cut else expected)
-    assert run.scheduler.pool.free == run.scheduler.config.num_blocks
+    assert run.scheduler.pool.available == run.scheduler.config.num_blocks
 
 
 @settings(max_examples=60, deadline=None)
@@ -196,7 +196,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def workers_are_replaced(self) -> None:
         self.run.scheduler.requeue_all()
         self.run.take(self.run.scheduler.take_deltas())
-        self.run.worker.slots.clear()
+        self.run.worker.replace()
 
     def alive(self) -> list[str]:
         return sorted(set(self.wanted) - set(self.run.ended))
@@ -207,7 +207,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.run.drain()
-        assert self.run.scheduler.pool.free == 10
+        assert self.run.scheduler.pool.available == 10
         assert set(self.run.ended) == set(self.wanted)
         for name, request in self.wanted.items():
             tokens = self.run.got[name]

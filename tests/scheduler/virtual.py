@@ -17,7 +17,10 @@ COST = Coefficients(
     overhead=0.002, read=0.04, per_token=0.0025, per_context=1e-6, per_pair=1e-7, per_sequence=1e-4, norm=2.0
 )
 """About what a laptop processor does with a model of 135 million parameters."""
-CONFIG = SchedulerConfig(num_blocks=4000, block_size=16, max_model_len=9000, vocab_size=VOCAB, max_running=32)
+# Without prefix caching: prompts that are alike here stand for different ones.
+CONFIG = SchedulerConfig(
+    num_blocks=4000, block_size=16, max_model_len=9000, vocab_size=VOCAB, max_running=32, prefix_caching=False
+)
 
 
 def features_of(ran: list[list[Segment]], prefilling: set[int]) -> Features:

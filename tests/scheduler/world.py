@@ -6,6 +6,7 @@ come out with the same tokens.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from scheduler.codec import decode_plan, decode_result, encode_plan, encode_result
@@ -40,15 +41,28 @@ class SlotState:
     prompt_tokens: int
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
+    marks: list[int] = field(default_factory=list)
+
+    def history(self) -> list[int]:
+        """For each of its tokens a mark of all tokens up to it."""
+        for token in self.tokens[len(self.marks) :]:
+            self.marks.append(hash((self.marks[-1] if self.marks else 0, token)))
+        return self.marks
 
 
 @dataclass
 class StrictWorker:
+    """`kv` is what was written: for each offset of a block a mark of all tokens up to that position, as KV depends on
+    them all. A sequence may begin with blocks that it has not written, and then must find its own tokens in them.
+    """
+
     block_size: int
     num_blocks: int
     max_running: int
     slots: dict[int, SlotState] = field(default_factory=dict)
     last_iteration: int = 0
+    kv: dict[int, list[int]] = field(default_factory=dict)
+    reused: int = 0
     ran: list[list[Segment]] = field(default_factory=list)
     """Of the last plan, the segments of each forward, its decodes spelled out."""
 
@@ -94,12 +108,13 @@ class StrictWorker:
         for segment in segments:
             state = self.slots[segment.slot]
             assert segment.count > 0
-            assert segment.start == state.computed, "each token is computed exactly once, in order"
             end = segment.start + segment.count
             assert end <= len(state.tokens), "only tokens that exist are computed"
             state.blocks.extend(segment.new_blocks)
             assert end <= len(state.blocks) * self.block_size, "every token has a place"
-            state.computed = end
+            self._skip(state, segment.start)
+            self._read(state)
+            self._write(state, end)
             assert segment.sample == (end == len(state.tokens)), "only the last token there is is sampled from"
             if segment.sample:
                 token = next_token(state.tokens)
@@ -108,10 +123,44 @@ class StrictWorker:
         self._check_blocks()
         return sampled
 
+    def _skip(self, state: SlotState, start: int) -> None:
+        """What others have computed: whole blocks, and only where it would compute next."""
+        skipped = start - state.computed
+        assert skipped >= 0, "each token is computed once, in order"
+        if skipped:
+            assert state.computed % self.block_size == 0, "blocks are skipped whole"
+            assert skipped % self.block_size == 0, "blocks are skipped whole"
+            state.computed = start
+            self.reused += skipped
+
+    def _read(self, state: SlotState) -> None:
+        """As attention does: everything before the segment."""
+        history, size = state.history(), self.block_size
+        for index in range(-(-state.computed // size)):
+            wanted = history[index * size : min(state.computed, (index + 1) * size)]
+            there = self.kv.get(state.blocks[index], [])
+            assert there[: len(wanted)] == wanted, "a block holds the KV of other tokens"
+
+    def _write(self, state: SlotState, end: int) -> None:
+        history = state.history()
+        for position in range(state.computed, end):
+            block = self.kv.setdefault(state.blocks[position // self.block_size], [0] * self.block_size)
+            block[position % self.block_size] = history[position]
+        state.computed = end
+
     def _check_blocks(self) -> None:
-        held = [block for state in self.slots.values() for block in state.blocks]
-        assert len(held) == len(set(held)), "a block belongs to one sequence"
-        assert all(0 <= block < self.num_blocks for block in held)
+        for state in self.slots.values():
+            assert len(state.blocks) == len(set(state.blocks)), "a block stands once in a table"
+            assert all(0 <= block < self.num_blocks for block in state.blocks)
+        held = Counter(block for state in self.slots.values() for block in state.blocks)
+        for state in self.slots.values():
+            written = state.blocks[state.computed // self.block_size :]
+            assert all(held[block] == 1 for block in written), "a block that is written belongs to one sequence"
+
+    def replace(self) -> None:
+        """New workers: no slot is taken, and no block holds anything."""
+        self.slots.clear()
+        self.kv.clear()
 
 
 @dataclass
@@ -123,6 +172,7 @@ class Run:
     now: float = 0.0
     got: dict[str, list[int]] = field(default_factory=dict)
     ended: dict[str, Delta] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
     plans: list[IterationPlan] = field(default_factory=list)
     ran: list[list[list[Segment]]] = field(default_factory=list)
     """Of each plan, `StrictWorker.ran`."""
@@ -161,6 +211,9 @@ class Run:
     def take(self, deltas: list[Delta]) -> None:
         for delta in deltas:
             assert delta.request_id not in self.ended, "nothing follows the end of a request"
+            first = not self.got.get(delta.request_id)
+            assert first or not delta.cached_tokens, "the first delta says what was cached"
+            self.cached[delta.request_id] = self.cached.get(delta.request_id, 0) + delta.cached_tokens
             self.got.setdefault(delta.request_id, []).extend(delta.tokens)
             if delta.finish is not None:
                 self.ended[delta.request_id] = delta
