@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
 from cluster.tuning import Tuning, gate_for, policy_for
@@ -57,8 +59,10 @@ def make_scheduler(config: EngineConfig, info: EngineInfo, tuning: Tuning | None
         vocab_size=info.vocab_size,
         max_running=config.max_running,
         max_queued_requests=config.max_queued_requests,
+        prefix_caching=config.prefix_caching,
     )
-    scheduler = Scheduler(sizes, policy_for(config, config.policy, config.chunk_size, info, tuning))
+    policy = policy_for(config, config.policy, config.chunk_size, info, tuning)
+    scheduler = Scheduler(sizes, policy, prefix_key=secrets.token_bytes(32))
     if tuning is not None:
         scheduler.promises = tuning.promises
         scheduler.gate = gate_for(config, config.policy, tuning)

@@ -98,6 +98,7 @@ class EngineConfig(BaseModel):
     kv_memory: Bytes | None = None
     num_blocks: int | None = Field(default=None, ge=1)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    prefix_caching: bool = True
     max_queued_requests: int = Field(default=1024, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from scheduler.roofline import Features
 from scheduler.sampling import SamplingParams
 from scheduler.scheduler import Scheduler
 from scheduler.slo import UNPROMISED
+
+_log = logging.getLogger(__name__)
 
 PROBE_PREFIX = "_probe-"
 """Requests of the health check have ids that begin so; nobody is subscribed to them and no figure counts them."""
@@ -113,6 +116,7 @@ class IterationLoop:
         self._last_ended = -math.inf
         self._closed = False
         self._probes = 0
+        self._audit_failed = False
         self.failure: str | None = None
         self.iterations = 0
 
@@ -161,6 +165,7 @@ class IterationLoop:
                 if self._under_way:
                     await self._complete()
                 else:
+                    self._audit()
                     self._tell_progress()
                     await self._wake.wait()
                 self._wake.clear()
@@ -212,6 +217,12 @@ class IterationLoop:
             )
         self._last_ended = ended
         self._tell_progress()
+
+    def _audit(self) -> None:
+        """Between requests, whether slots and blocks add up: it is logged once, and then only counted."""
+        if self.scheduler.idle and (broken := self.scheduler.audit()) is not None and not self._audit_failed:
+            self._audit_failed = True
+            _log.error("slots or KV blocks do not add up, which is a bug: %s", broken)
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from cluster.attainment import Attainment
+from cluster.kv_figures import KvFigures
 from cluster.loop import PROBE_PREFIX, IterationRecord
 from scheduler.progress import Served, TokenTiming
 from scheduler.request import Delta
@@ -55,7 +56,7 @@ class EngineMetrics:
         self._prompt_tokens = counter("stallfree_prompt_tokens", "Prompt tokens computed")
         self._tokens = counter("stallfree_generation_tokens", "Tokens generated")
         self._finished = counter("stallfree_requests_finished", "Requests by how they ended", "finish")
-        self._preemptions = counter("stallfree_preemptions", "Sequences that gave their blocks up")
+        self._kv = KvFigures(self.registry, labels)
         self._attainment = Attainment(self.registry, labels, classes)
         self._queued: set[str] = set()
         self._gauges = {
@@ -107,7 +108,6 @@ class EngineMetrics:
     def _observe_decision(self, record: IterationRecord) -> None:
         decision = record.under_way.decision
         self._bounds.labels(**self._labels, bound=decision.bound).inc()
-        self._preemptions.inc(len(record.under_way.preempted))
         if decision.bound != "none":
             self._budget.observe(decision.token_budget)
         if record.predicted_s:
@@ -134,6 +134,7 @@ class EngineMetrics:
         self._gauges["kv_usage_ratio"].set(1 - free / total if total else 0.0)
         self._gauges["prediction_correction"].set(correction)
         self._attainment.refresh()
+        self._kv.refresh(groups)
         for gauge, key in (
             ("requests_running", "running"),
             ("requests_waiting", "waiting"),

@@ -33,6 +33,7 @@ _HELP = {
     "block_size": "Tokens of a KV block.",
     "kv_memory": "KV memory of a group, e.g. 2GiB.",
     "num_blocks": "KV blocks of a group, instead of --kv-memory.",
+    "prefix_caching": "Reuse the KV of prompts that begin alike.",
     "gpu_memory_utilization": "Share of free GPU memory for KV.",
     "max_queued_requests": "Requests that may wait before new ones are refused.",
     "device": "Where the model runs.",
@@ -56,6 +57,7 @@ _DEFAULT = {
     "max_model_len": "the model's",
     "block_size": "16 on CPU, 256 on CUDA",
     "kv_memory": "from what is free",
+    "prefix_caching": "true",
     "dtype": "auto, float32 on CPU, else the checkpoint's",
     "attention": "auto, by device",
     "threads": "this machine's, divided",
@@ -68,18 +70,24 @@ _DEFAULT = {
 
 
 def with_engine_options(function: Callable[..., Any], leave_out: frozenset[str] = frozenset()) -> Callable[..., Any]:
-    """`function` as a typer command that also takes an option for every field of EngineConfig.
+    """`function` as a typer command that also takes an option for every field of EngineConfig, `--x true|false` and
+    `--no-x` for one that is true or false.
 
     `function` receives those that were given in its keyword argument `engine`, as text by field name.
     """
     fields = {name: field for name, field in EngineConfig.model_fields.items() if name not in leave_out}
+    switches = [name for name, field in fields.items() if field.annotation is bool]
 
     def command(**given: Any) -> Any:
         engine = {name: given.pop(name) for name in fields}
+        for name in switches:
+            if given.pop(f"no_{name}"):
+                engine[name] = _switched_off(name, engine[name])
         return function(engine={name: text for name, text in engine.items() if text is not None}, **given)
 
     own = [parameter for parameter in _parameters(function) if parameter.name != "engine"]
     added = [_parameter(name, field) for name, field in fields.items()]
+    added += [_off_switch(name) for name in switches]
     command.__doc__ = function.__doc__
     command.__name__ = function.__name__
     command.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
@@ -97,7 +105,7 @@ def checked(model: type[Model], given: dict[str, Any]) -> Model:
         return model(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        where = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "options"
+        where = _flag(str(first["loc"][0])) if first["loc"] else "options"
         message = first["msg"].removeprefix("Value error, ")
         raise CommandError(f"{where}: {message[:1].lower()}{message[1:]} (got {first['input']!r})", 2) from None
 
@@ -110,7 +118,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     default = _DEFAULT.get(name, None if field.is_required() else field.get_default(call_default_factory=False))
     text = escape(_HELP.get(name, "")) + ("" if default is None else f" {escape(f'[default: {default}]')}")
     option = typer.Option(
-        "--" + name.replace("_", "-"),
+        _flag(name),
         metavar=_metavar(name, field),
         help=text,
         show_default=False,
@@ -120,9 +128,30 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
+def _off_switch(name: str) -> inspect.Parameter:
+    option = typer.Option(
+        _flag(f"no_{name}"), help=f"The same as {_flag(name)} false.", show_default=False, rich_help_panel="Engine"
+    )
+    return inspect.Parameter(
+        f"no_{name}", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
+    )
+
+
+def _switched_off(name: str, also_given: str | None) -> str:
+    if also_given is not None:
+        raise CommandError(f"{_flag(name)} and {_flag(f'no_{name}')} are both given; choose one", 2)
+    return "false"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def _metavar(name: str, field: FieldInfo) -> str:
     if name.endswith("_memory"):
         return "SIZE"
+    if field.annotation is bool:
+        return "true|false"
     kinds = [field.annotation, *get_args(field.annotation)]
     for kind in kinds:
         if get_origin(kind) is Literal:

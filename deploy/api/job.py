@@ -100,6 +100,7 @@ def make_job(
             age_s=max(0.0, time.monotonic() - arrived),
             promise=promise,
             slo_class=slo_class,
+            cache_salt=body.cache_salt or "",
         )
         for index, prompt in enumerate(prompts)
         for choice in range(body.n)

@@ -66,6 +66,7 @@ class Sampling(Strict):
     return_token_ids: bool = False
 
     slo: str | SloNumbers | None = None
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
 
 
 class CompletionRequest(Sampling):

@@ -37,6 +37,8 @@ def complaint(capfd: pytest.CaptureFixture[str], *arguments: str, code: int) -> 
     ("arguments", "words"),
     [
         (["serve", "--chunk-size", "0"], ["--chunk-size", "greater than or equal to 1"]),
+        (["serve", "--prefix-caching", "perhaps"], ["--prefix-caching", "perhaps"]),
+        (["serve", "--prefix-caching", "true", "--no-prefix-caching"], ["--no-prefix-caching", "choose one"]),
         (["serve", "--chunk-size", "many"], ["--chunk-size", "integer"]),
         (["serve", "--policy", "fastest"], ["--policy", "chunked", "fastest"]),
         (["serve", "--kv-memory", "lots"], ["--kv-memory", "2GiB"]),
