@@ -1,7 +1,8 @@
 """A live engine's cost model: coefficients fitted to measured iterations, corrected online, with learned quantiles.
 
     seconds = overhead + smooth_max(read, per_token x tokens; p)
-              + per_context x decode contexts + per_pair x chunk pairs + per_sequence x decodes
+              + per_context x decode contexts + per_sequence x decodes
+              + per_pair x chunk pairs + per_chunk_context x chunk contexts + per_chunk x chunks
 
 The form is the roofline's (`scheduler.roofline`); the numbers are the machine's own.
 """
@@ -9,6 +10,7 @@ The form is the roofline's (`scheduler.roofline`); the numbers are the machine's
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -34,11 +36,14 @@ class Coefficients:
     per_pair: float
     per_sequence: float
     norm: float
+    per_chunk_context: float = 0.0
+    per_chunk: float = 0.0
 
     def predict(self, f: Features) -> float:
         linear = smooth_max(self.read, self.per_token * f.tokens, self.norm)
-        attention = self.per_context * f.decode_context + self.per_pair * f.chunk_pairs
-        return self.overhead + linear + attention + self.per_sequence * f.decodes
+        decodes = self.per_context * f.decode_context + self.per_sequence * f.decodes
+        chunks = self.per_pair * f.chunk_pairs + self.per_chunk_context * f.chunk_context + self.per_chunk * f.chunks
+        return self.overhead + linear + decodes + chunks
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -79,8 +84,8 @@ def _fit_with_norm(samples: Sequence[Sample], norm: float) -> Coefficients:
     best = Coefficients(0.0, read, per_token, 0.0, 0.0, 0.0, norm)
     for _ in range(12):
         rows = [_row(s, best, norm) for s in samples]
-        x = _nonnegative_least_squares(rows, [1.0] * len(samples), [best.read, best.per_token, 0, 0, 0, 0])
-        trial = Coefficients(x[2], x[0], x[1], x[3], x[4], x[5], norm)
+        x = _nonnegative_least_squares(rows, [1.0] * len(samples), [best.read, best.per_token, 0, 0, 0, 0, 0, 0])
+        trial = Coefficients(x[2], x[0], x[1], x[3], x[4], x[5], norm, x[6], x[7])
         if _error(trial, samples) >= _error(best, samples) * (1 - 1e-6):
             break
         best = trial
@@ -96,6 +101,7 @@ def _row(s: Sample, at: Coefficients, norm: float) -> list[float]:
     d_compute = (compute / level) ** (norm - 1) if level > 0 else 1.0
     f = s.features
     terms = (d_read, d_compute * f.tokens, 1.0, f.decode_context, f.chunk_pairs, f.decodes)
+    terms += (f.chunk_context, f.chunks)
     return [term / s.seconds for term in terms]
 
 
@@ -124,19 +130,21 @@ class OnlineCostModel:
     """A base model corrected by what iterations really took.
 
     The correction is one factor, moved by a bounded step toward each iteration's ratio of actual to predicted, so that
-    an outlier (a page fault, a noisy neighbour) moves it no further than a mild surprise does. The last ratios also
-    give the quantile by which a budget has to allow for iterations that take longer than predicted.
+    an outlier (a page fault, a noisy neighbour) moves it no further than a mild surprise does: about 8 % with the step
+    that is the default, and a machine that becomes half as fast is followed in 9 iterations. How much iterations
+    scatter gives the quantile by which a budget has to allow for those that take longer than predicted.
     """
 
     def __init__(
-        self, base: CostModel, *, step: float = 0.05, surprise: float = 0.25, limit: float = 4.0, window: int = 200
+        self, base: CostModel, *, step: float = 0.2, surprise: float = 0.5, limit: float = 4.0, window: int = 300
     ) -> None:
         self.base = base
         self.correction = 1.0
         self._step = step
         self._surprise = surprise
         self._limit = limit
-        self._ratios: deque[float] = deque(maxlen=window)
+        self._scatter = Scatter(window)
+        self._latest: deque[float] = deque(maxlen=5)
 
     def predict(self, f: Features) -> float:
         return self.base.predict(f) * self.correction
@@ -144,19 +152,55 @@ class OnlineCostModel:
     def observe(self, f: Features, seconds: float) -> float:
         """Learn from one iteration. Returns its ratio of actual to predicted (as it was predicted)."""
         ratio = seconds / self.predict(f)
-        self._ratios.append(ratio)
+        self._scatter.add(ratio * self.correction)
+        self._latest.append(ratio)
         bounded = min(max(ratio, 1 / (1 + self._surprise)), 1 + self._surprise)
         moved = self.correction * bounded**self._step
         self.correction = min(max(moved, 1 / self._limit), self._limit)
         return ratio
 
     def margin(self, quantile: float) -> float:
-        """The ratio of actual to predicted that a share of `quantile` of the last iterations stayed within; at least 1.
+        """The ratio of actual to predicted that a share of `quantile` of iterations stays within; at least 1.
 
-        1 until there are enough iterations to say (20).
+        It is how they scatter, once there are enough to say (20), times what the correction has yet to catch up with:
+        the median of the last five ratios.
         """
-        if len(self._ratios) < 20:
-            return 1.0
-        ordered = sorted(self._ratios)
-        rank = min(len(ordered) - 1, math.ceil(quantile * len(ordered)) - 1)
-        return max(1.0, ordered[max(0, rank)])
+        scatter = self._scatter.quantile(quantile) if len(self._scatter) >= 20 else 1.0
+        behind = sorted(self._latest)[len(self._latest) // 2] if self._latest else 1.0
+        return max(1.0, scatter) * max(1.0, behind)
+
+
+class Scatter:
+    """How iterations scatter around the level of the moment: each ratio over the median of the nine around it.
+
+    A machine that changes its speed for good moves that median with it, and scatters no more than before: that it did
+    so once must not make every budget cautious for hundreds of iterations.
+    """
+
+    NEIGHBOURS = 9
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._around: deque[float] = deque(maxlen=self.NEIGHBOURS)
+        self._known: deque[float] = deque()
+        self._ordered: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, ratio: float) -> None:
+        self._around.append(ratio)
+        if len(self._around) < self.NEIGHBOURS:
+            return
+        middle = self.NEIGHBOURS // 2
+        scattered = self._around[middle] / sorted(self._around)[middle]
+        self._known.append(scattered)
+        insort(self._ordered, scattered)
+        if len(self._known) > self._window:
+            oldest = self._known.popleft()
+            del self._ordered[bisect_left(self._ordered, oldest)]
+
+    def quantile(self, share: float) -> float:
+        """Raises IndexError while nothing is known."""
+        rank = math.ceil(share * len(self._ordered)) - 1
+        return self._ordered[min(max(0, rank), len(self._ordered) - 1)]

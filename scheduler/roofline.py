@@ -84,7 +84,7 @@ class Features:
 
     `chunk_pairs` are the query-key pairs of the chunks: for a chunk of c tokens from position o, c o + c (c + 1) / 2.
     `chunk_context` are KV positions that the chunks read: their ends, summed over the chunks. `chunk_squares` are the
-    squares of the chunks' sizes: kernels compute some of what causality forbids.
+    squares of the chunks' sizes: kernels compute some of what causality forbids. `chunks` is how many there are.
     """
 
     prefill_tokens: int = 0
@@ -93,6 +93,7 @@ class Features:
     chunk_pairs: int = 0
     chunk_context: int = 0
     chunk_squares: int = 0
+    chunks: int = 0
 
     @property
     def tokens(self) -> int:
@@ -107,6 +108,7 @@ class Features:
             self.chunk_pairs + chunk_pairs(start, count),
             self.chunk_context + start + count,
             self.chunk_squares + count * count,
+            self.chunks + 1,
         )
 
 

@@ -31,7 +31,7 @@ class SloSettings:
 
     max_batched_tokens: int = 8192
     longest_s: float = math.inf
-    quantile: float = 0.95
+    quantile: float = 0.99
     min_progress: int = 16
     patience: int = 16
     tile: int = 1

@@ -133,8 +133,8 @@ def test_a_log_that_cannot_be_written_is_an_error_of_one_line() -> None:
 
 async def test_figures_by_class_and_by_what_bound_the_budget(rig: Rig) -> None:
     await rig.serve(Request("kept", tuple(range(20)), 3))
-    await rig.serve(Request("late", tuple(range(20)), 3, promise=Promise(0.1, 5)))
-    await rig.serve(Request("slow", tuple(range(20)), 3, promise=Promise(60, 0.01)))
+    await rig.serve(Request("late", tuple(range(30, 50)), 3, promise=Promise(0.1, 5)))
+    await rig.serve(Request("slow", tuple(range(60, 80)), 3, promise=Promise(60, 0.01)))
     figures = rig.figures
     assert value(figures, "stallfree_slo_requests_total", slo_class="default", result="met") == 1
     assert value(figures, "stallfree_slo_requests_total", slo_class="custom", result="ttft_missed") == 1

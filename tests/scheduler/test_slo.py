@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from itertools import pairwise
 
 import pytest
@@ -222,3 +223,36 @@ def test_no_iteration_is_so_long_that_a_newcomer_could_not_be_in_time() -> None:
     taken = run.features[-1]
     assert run.scheduler.policy.decision.bound == "newcomers"
     assert COST.predict(taken) <= 0.3 < COST.predict(taken.with_chunk(taken.prefill_tokens, 1))
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_machine_that_suddenly_takes_twice_as_long_keeps_its_promises_again_within_20_iterations(count: int) -> None:
+    run = VirtualRun.with_policy()
+    cost = run.budget.cost
+    streams = [stream(f"s{index}", Promise(60, 0.25, 0.25), tokens=400) for index in range(count)]
+    for request in streams:
+        run.add(request)
+    for _ in range(3):
+        run.step()
+    for index in range(20):
+        run.add(Request(f"long{index}", prompt(8000), 1, promise=Promise(3000, 1)))
+
+    def iterate(times: int, speed: float) -> list[tuple[int, float]]:
+        """Prompt tokens and seconds of each."""
+        run.truth = speed
+        seen = []
+        for _ in range(times):
+            before = run.now
+            run.step()
+            cost.observe(run.features[-1], run.now - before)
+            seen.append((run.features[-1].prefill_tokens, run.now - before))
+        return seen
+
+    usual = [tokens for tokens, _ in iterate(60, 1.0)][-20:]
+    slowed = iterate(80, 2.0)
+    assert slowed[0][1] > 0.25, "nobody could know"
+    assert all(seconds <= 0.25 for _, seconds in slowed[20:]), "kept again"
+    assert max(tokens for tokens, _ in slowed[20:]) < 0.6 * min(usual)
+    back = iterate(60, 1.0)
+    assert all(seconds <= 0.25 for _, seconds in back)
+    assert statistics.median(tokens for tokens, _ in back[20:]) >= 0.9 * statistics.median(usual), "the budget is back"

@@ -56,19 +56,22 @@ def _gather(pages: Tensor, table: Tensor, used: int) -> Tensor:
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Queries [c, heads, d] are the last c of the [s, kv heads, d] keys and values."""
-    count, history = q.shape[0], k.shape[0] - q.shape[0]
-    groups = q.shape[1] // k.shape[1]
-    query = q.transpose(0, 1).unsqueeze(0)
-    key = k.repeat_interleave(groups, dim=1).transpose(0, 1).unsqueeze(0)
-    value = v.repeat_interleave(groups, dim=1).transpose(0, 1).unsqueeze(0)
-    own, own_lse = _flash(query, key[:, :, history:], value[:, :, history:], causal=True)
+    count, heads, head_dim = q.shape
+    history, kv_heads = k.shape[0] - count, k.shape[1]
+    groups = heads // kv_heads
+    own_k, own_v = (x[history:].repeat_interleave(groups, dim=1).transpose(0, 1).unsqueeze(0) for x in (k, v))
+    own, own_lse = _flash(q.transpose(0, 1).unsqueeze(0), own_k, own_v, causal=True)
     if history == 0:
         return own[0].transpose(0, 1)
-    past, past_lse = _flash(query, key[:, :, :history], value[:, :, :history], causal=False)
+    # Without a causal mask the query heads that share a KV head are just more rows of it: a long history need not be
+    # repeated for each of them, which would cost more than the attention itself.
+    rows = q.view(count, kv_heads, groups, head_dim).permute(1, 2, 0, 3).reshape(1, kv_heads, groups * count, head_dim)
+    past_k, past_v = (x[:history].transpose(0, 1).unsqueeze(0) for x in (k, v))
+    past, past_lse = _flash(rows, past_k, past_v, causal=False)
+    past, past_lse = past.reshape(1, heads, count, head_dim), past_lse.reshape(1, heads, count)
     # softmax over both parts = each part's softmax weighted by its share of the total exponential sum
     weight = torch.sigmoid(past_lse - own_lse).unsqueeze(-1)
-    merged = torch.lerp(own, past, weight)
-    assert merged.shape[2] == count
+    merged: Tensor = torch.lerp(own, past, weight)
     return merged[0].transpose(0, 1)
 
 
