@@ -100,9 +100,9 @@ def _row(s: Sample, at: Coefficients, norm: float) -> list[float]:
     d_read = (at.read / level) ** (norm - 1) if level > 0 else 1.0
     d_compute = (compute / level) ** (norm - 1) if level > 0 else 1.0
     f = s.features
-    terms = (d_read, d_compute * f.tokens, 1.0, f.decode_context, f.chunk_pairs, f.decodes)
-    terms += (f.chunk_context, f.chunks)
-    return [term / s.seconds for term in terms]
+    linear = (d_read, d_compute * f.tokens, 1.0)
+    attention = (f.decode_context, f.chunk_pairs, f.decodes, f.chunk_context, f.chunks)
+    return [term / s.seconds for term in (*linear, *attention)]
 
 
 def _nonnegative_least_squares(rows: list[list[float]], y: list[float], start: list[float]) -> list[float]:
