@@ -210,6 +210,25 @@ def test_blocks_of_a_plan_under_way_are_shared_only_once_it_is_committed() -> No
     assert run.got["b"] == expected_tokens(Request("b", (*PROMPT[:20], 70, 71), 4))
 
 
+def test_a_plan_under_way_says_nothing_of_blocks_that_were_taken_away_since() -> None:
+    """A prompt is preempted while its chunk is under way, and is back with other blocks before that is committed."""
+    run = fresh(chunk_size=16)
+    run.add(Request("r", PROMPT, 4))
+    first = run.scheduler.schedule(1.0)
+    assert first is not None
+    result = run.worker.execute(first)
+    run.scheduler._preempt(run.scheduler.running[0], "kv_blocks")
+    run.scheduler.policy = make_policy("chunked", chunk_size=4)
+    second = run.scheduler.schedule(2.0)
+    assert second is not None
+    run.take(run.scheduler.commit(result, 2.0))
+    run.take(run.scheduler.commit(run.worker.execute(second), 3.0))
+    run.add(Request("s", (*PROMPT, 5), 4))
+    run.drain()
+    assert run.cached["s"] <= 20
+    assert run.got["s"] == expected_tokens(Request("s", (*PROMPT, 5), 4))
+
+
 def test_what_a_failed_sequence_computed_is_not_shared() -> None:
     run = fresh(chunk_size=8)
     run.add(Request("bad", PROMPT, 4))
