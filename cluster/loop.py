@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 PROBE_PREFIX = "_probe-"
 """Requests of the health check have ids that begin so; nobody is subscribed to them and no figure counts them."""
 
+AUDIT_EVERY_S = 10.0
+"""Looking at every block takes milliseconds where there are many, which who comes next would wait for."""
+
 Publish = Callable[[list[Delta]], None]
 Predict = Callable[[tuple[Features, ...]], float]
 """Seconds that an iteration of these forwards will take."""
@@ -116,6 +119,7 @@ class IterationLoop:
         self._last_ended = -math.inf
         self._closed = False
         self._probes = 0
+        self._next_audit = -math.inf
         self._audit_failed = False
         self.failure: str | None = None
         self.iterations = 0
@@ -219,8 +223,13 @@ class IterationLoop:
         self._tell_progress()
 
     def _audit(self) -> None:
-        """Between requests, whether slots and blocks add up: it is logged once, and then only counted."""
-        if self.scheduler.idle and (broken := self.scheduler.audit()) is not None and not self._audit_failed:
+        """Between requests, now and then, whether slots and blocks add up: it is logged once, and then only counted."""
+        now = self._clock()
+        if not self.scheduler.idle or now < self._next_audit:
+            return
+        self._next_audit = now + AUDIT_EVERY_S
+        broken = self.scheduler.audit()
+        if broken is not None and not self._audit_failed:
             self._audit_failed = True
             _log.error("slots or KV blocks do not add up, which is a bug: %s", broken)
 

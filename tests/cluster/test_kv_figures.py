@@ -84,6 +84,7 @@ async def test_what_does_not_add_up_is_logged_once_and_counted(caplog: pytest.Lo
         rig.loop.scheduler.pool.allocate(1)  # by nobody: lost
         await rig.generate(second)
         await asyncio.sleep(0.01)
+        assert rig.loop.scheduler.stats()["violations"] >= 1
         await rig.generate(first)
         await asyncio.sleep(0.01)
     await rig.close()

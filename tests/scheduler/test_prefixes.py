@@ -74,6 +74,21 @@ def test_a_restarted_request_finds_its_prompt_and_what_it_had_produced() -> None
     assert run.cached["r"] == 22, "of these only the prompt's are prompt tokens"
 
 
+def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
+    run = fresh()
+    run.add(Request("r", PROMPT, 20))
+    for _ in range(10):
+        run.step()
+    assert len(run.got["r"]) == 10
+    run.scheduler._preempt(run.scheduler.running[0], "kv_blocks")
+    run.step()
+    assert (run.segments[0].start, run.segments[0].count) == (28, 4), "of 31 tokens with KV seven blocks were full"
+    run.drain()
+    assert run.got["r"] == expected_tokens(Request("r", PROMPT, 20))
+    assert run.cached["r"] == 0, "its own blocks are no news to its client"
+    assert run.scheduler.stats()["prefix_tokens_hit"] == 0
+
+
 def test_tenants_are_apart() -> None:
     a, b = Request("a", PROMPT, 2, cache_salt="one"), Request("b", PROMPT, 2, cache_salt="two")
     assert cached_after(a, b) == 0
