@@ -100,6 +100,15 @@ def test_one_request_takes_what_the_cost_model_says(overlap: int) -> None:
     assert request.met
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_shared_prefix_is_computed_once(caching: bool) -> None:
+    config = config_of(prefix_caching=caching)
+    prompts = [RandomPrompt(2100, name, (1, 2, 3, 4), 500) for name in ("first", "second")]
+    load = OpenLoop([PlannedRequest(prompt, 2, 60.0 * number) for number, prompt in enumerate(prompts)])
+    first, second = (seen.tokens[0] - seen.arrival for seen in simulate(config, machine_of(config), load).requests)
+    assert second < 0.3 * first if caching else second == pytest.approx(first)
+
+
 loads = st.lists(
     st.tuples(st.floats(0, 5), st.integers(1, 3000), st.integers(1, 40)).map(lambda args: planned(*args)), max_size=25
 )
