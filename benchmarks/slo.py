@@ -72,22 +72,22 @@ class Plan:
     def tpot(self) -> float:
         return FACTOR * self.step
 
-    def promise(self, ttft: float, tbt: bool) -> dict[str, Any]:
+    def promise(self, ttft: float, tbt: bool, salt: str) -> dict[str, Any]:
+        """Policies are sent the same prompts; the salt keeps each from finding those of the one before it cached."""
         numbers = {"ttft_ms": 1e3 * ttft, "tpot_ms": 1e3 * self.tpot}
-        return {"slo": numbers | ({"tbt_ms": 1e3 * self.tpot} if tbt else {})}
+        return {"slo": numbers | ({"tbt_ms": 1e3 * self.tpot} if tbt else {}), "cache_salt": salt}
 
 
-def disturbed(plan: Plan, seed: int) -> Interference:
+def disturbed(plan: Plan, seed: int, salt: str) -> Interference:
     """Every gap is promised, and the prompt is in no hurry: what is asked is how fast it gets under that."""
-    return interference(
-        STREAMS, LONG, prompt_lengths=Fixed(64), seed=seed, extra=plan.promise(NO_HURRY_MS / 1e3, tbt=True)
-    )
+    extra = plan.promise(NO_HURRY_MS / 1e3, tbt=True, salt=salt)
+    return interference(STREAMS, LONG, prompt_lengths=Fixed(64), seed=seed, extra=extra)
 
 
-def mixed(plan: Plan, count: int, seed: int) -> list[PlannedRequest]:
+def mixed(plan: Plan, count: int, seed: int, salt: str) -> list[PlannedRequest]:
     times = poisson(plan.rate, 100.0 * count / plan.rate, seed=seed)
     first = [at for at, _ in zip(times, range(count), strict=False)]
-    return requests(first, Uniform(16, 768), Uniform(8, 48), seed=seed, extra=plan.promise(plan.ttft, tbt=False))
+    return requests(first, Uniform(16, 768), Uniform(8, 48), seed=seed, extra=plan.promise(plan.ttft, False, salt))
 
 
 def share_within(run: RunRecord, limit: float, kind: str | None = None) -> float:
@@ -137,14 +137,14 @@ class Bench:
         for name in names if number % 2 == 0 else reversed(names):
             await self.configure(name)
             row = self.rows[name]
-            run = await drive(self.target, disturbed(plan, seed=10 + number))
+            run = await drive(self.target, disturbed(plan, 10 + number, f"{name}/{number}"))
             found = figures(run).intrusion
             assert found is not None  # it is one
             row.within.append(share_within(run, plan.tpot, "stream"))
             row.ttft.append(found.ttft_long_s or 0.0)
             row.gap.append(found.during.p50 or 0.0)
             row.largest.append(found.during.max or 0.0)
-            load = OpenLoop(mixed(plan, plan.requests, seed=20 + number))
+            load = OpenLoop(mixed(plan, plan.requests, 20 + number, f"{name}/{number}"))
             run = await drive(self.target, load)
             total = figures(run, SloTargets(ttft_s=plan.ttft, tpot_s=plan.tpot))
             row.poisson_within.append(share_within(run, plan.tpot))
