@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from scheduler.progress import Served
-from scheduler.slo import Outcome
+from scheduler.slo import OWN_CLASSES, Outcome
 
 WINDOW_S = 60.0
 
@@ -29,7 +29,7 @@ class Attainment:
         self._started = clock()
         self._labels = labels
         self._recent: deque[tuple[float, str, bool]] = deque()
-        self._classes = sorted({"default", "custom", "best_effort", *classes})
+        self._classes = sorted({*OWN_CLASSES, *classes})
         self._requests = Counter(
             "stallfree_slo_requests",
             "Requests by class and by which of their promises were kept",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from scheduler.gate import OnInfeasible
-from scheduler.slo import LONGEST_PROMISE_S, Promise
+from scheduler.slo import LONGEST_PROMISE_S, OWN_CLASSES, Promise
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -60,7 +60,7 @@ Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 def _not_reserved(classes: dict[str, Any]) -> dict[str, Any]:
     for name in classes:
-        if name in RESERVED_CLASSES:
+        if name in OWN_CLASSES:
             raise ValueError(f"the name {name!r} is reserved; choose another for this class")
     return classes
 
@@ -70,10 +70,6 @@ SloClasses = Annotated[dict[str, Factor | SloPromise], BeforeValidator(parse_cla
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 PolicyName = Literal["whole", "alternate", "chunked", "slo"]
-
-
-RESERVED_CLASSES = ("default", "custom", "best_effort")
-"""Names under which figures are kept of requests without a class."""
 
 
 def default_classes() -> dict[str, float | SloPromise]:

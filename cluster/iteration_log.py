@@ -41,11 +41,6 @@ class IterationLog:
         self._file: TextIO | None = open_log(path) if path else None
         self._flushed = 0.0
 
-    @property
-    def last(self) -> int:
-        """The number of the latest iteration; 0 before the first."""
-        return self._seq
-
     def append(self, group: int, record: IterationRecord) -> None:
         """Take an iteration in; those of health checks alone are left out."""
         if self._kept == 0 and self._file is None:

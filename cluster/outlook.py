@@ -109,7 +109,7 @@ def _verdict(out: WaysOut, longest_prompt: int) -> str:
 
 
 def _row(solver: Solver, load: Load, promise: Promise) -> Row:
-    chunk = max(1, solver.largest_chunk(load, _pace(promise)))
+    chunk = max(1, solver.largest_chunk(load, promise.pace_s))
     return Row(
         prompt_tokens=load.prompt,
         promised_ttft_ms=_ms(promise.ttft_s),
@@ -120,12 +120,12 @@ def _row(solver: Solver, load: Load, promise: Promise) -> Row:
 
 
 def _feasible(solver: Solver, load: Load, promise: Promise) -> bool:
-    return solver.feasible(load, Targets(promise.ttft_s, _pace(promise)))
+    return solver.feasible(load, Targets(promise.ttft_s, promise.pace_s))
 
 
 def _ways_out(solver: Solver, load: Load, promises: PromiseBook) -> WaysOut:
     promise = promises.promise(load.prompt)
-    targets = Targets(promise.ttft_s, _pace(promise))
+    targets = Targets(promise.ttft_s, promise.pace_s)
     tpot, ttft = solver.relaxed_tpot(load, targets), solver.relaxed_ttft(load, targets)
     return WaysOut(
         prompt_tokens=load.prompt,
@@ -134,11 +134,6 @@ def _ways_out(solver: Solver, load: Load, promises: PromiseBook) -> WaysOut:
         ttft_ms=None if ttft is None else _ms(ttft),
         decodes=solver.most_decodes(load, targets),
     )
-
-
-def _pace(promise: Promise) -> float:
-    """What bounds a steady stream's gap while a prompt is prefilled: savings do not last a long prompt."""
-    return promise.tpot_s if promise.tbt_s is None else min(promise.tpot_s, promise.tbt_s)
 
 
 def _ms(seconds: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from cluster.config import EngineConfig, SloPromise
 from cluster.engine import EngineInfo
@@ -18,7 +19,7 @@ from scheduler.policies import Policy, make_policy
 from scheduler.policies.slo import SloSettings
 from scheduler.roofline import Features
 from scheduler.scheduler import Scheduler
-from scheduler.slo import Promise, PromiseBook
+from scheduler.slo import LONGEST_PROMISE_S, Promise, PromiseBook
 from scheduler.solver import Load, Solver
 
 SHORT_PROMPT = 64
@@ -77,12 +78,13 @@ def promise_book(config: EngineConfig, cost: OnlineCostModel) -> PromiseBook:
     if config.tpot_ms is None and config.tbt_ms is None:
         tbt = TBT_FACTOR * tpot  # where nobody said what they want, no stream is left to stall on its savings
 
+    @lru_cache(maxsize=4096)  # asked for each request, and a long prompt has many chunks
     def default(prompt_tokens: int) -> Promise:
         if config.ttft_ms is not None:
             return Promise(config.ttft_ms / 1e3, tpot, tbt)
         load = Load(max(1, prompt_tokens), TYPICAL_STREAMS, TYPICAL_CONTEXT)
         needed = solver.prefill(load, max(1, solver.largest_chunk(load, tpot)))
-        return Promise(max(TTFT_FACTOR * needed, 2 * tpot), tpot, tbt)
+        return Promise(min(max(TTFT_FACTOR * needed, 2 * tpot), LONGEST_PROMISE_S), tpot, tbt)
 
     classes = {
         name: meant.promise() if isinstance(meant, SloPromise) else meant for name, meant in config.slo_classes.items()

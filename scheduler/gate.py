@@ -44,7 +44,8 @@ class Forecast:
 
 
 class Gate:
-    """Asks the solver. `margin`: ratio of actual to predicted to allow for, as it is now."""
+    """Asks the solver. `margin` is what budgets allow for as it is now: it makes chunks smaller. Iterations then take
+    what is predicted on the average, and a first token waits for many of them."""
 
     def __init__(self, solver: Solver, on_infeasible: OnInfeasible, margin: Callable[[], float] = lambda: 1.0) -> None:
         self._solver = solver
@@ -73,18 +74,18 @@ class Gate:
         streams = [sequence for sequence in queue.running if not sequence.prefilling]
         decodes = Features(decodes=len(streams), decode_context=sum(sequence.computed for sequence in streams))
         margin = self._margin()
-        allowed = min((_pace(sequence.promise) for sequence in streams), default=LONGEST_PROMISE_S)
+        allowed = min((sequence.promise.pace_s for sequence in streams), default=LONGEST_PROMISE_S)
         due = newcomer.next_token_due()
         prompts = [s for s in (*queue.running, *queue.waiting) if s.prefilling or s.slot < 0]
         ahead = sum(_left(sequence) for sequence in prompts if sequence.next_token_due() <= due)
         total, offset = ahead + newcomer.length - queue.cached_tokens, newcomer.length // 2
 
         def iteration(chunk: int) -> float:
-            return self._solver.cost.predict(decodes.with_chunk(offset, chunk)) * margin
+            return self._solver.cost.predict(decodes.with_chunk(offset, chunk))
 
-        chunk = largest(lambda c: iteration(c) <= allowed, min(total, self._solver.cap), low=1)
+        chunk = largest(lambda c: iteration(c) * margin <= allowed, min(total, self._solver.cap), low=1)
         iterations, whole = math.ceil(total / chunk), iteration(chunk)
-        step = self._solver.cost.predict(decodes) * margin
+        step = self._solver.cost.predict(decodes)
         # What is under way when it comes has to end first: half of an iteration on the average.
         under_way = (whole if prompts else step) / 2 if queue.running else 0.0
         wait = self._wait(newcomer, queue, step)
@@ -123,10 +124,6 @@ def _kept(asked: Promise, forecast: Forecast, ttft_s: float) -> Promise:
     tpot = max(asked.tpot_s, ROOM * forecast.tpot_s) if forecast.tpot_s > asked.tpot_s else asked.tpot_s
     tbt = None if asked.tbt_s is None else max(asked.tbt_s, tpot)
     return Promise(min(LONGEST_PROMISE_S, max(asked.ttft_s, ttft_s)), min(LONGEST_PROMISE_S, tpot), tbt)
-
-
-def _pace(promise: Promise) -> float:
-    return promise.tpot_s if promise.tbt_s is None else min(promise.tpot_s, promise.tbt_s)
 
 
 def _left(sequence: Sequence) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from scheduler.blocks import BlockTable
 from scheduler.sampling import SamplingParams
-from scheduler.slo import Grant, Promise
+from scheduler.slo import DEFAULT_CLASS, Grant, Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Sequence:
     order: int
     tokens: list[int]
     promise: Promise
-    slo_class: str = "default"
+    slo_class: str = DEFAULT_CLASS
     predicted_ttft_s: float | None = None
     phase: Phase = Phase.WAITING
     slot: int = -1

@@ -25,7 +25,7 @@ from scheduler.prefixes import Prefixes, Written
 from scheduler.progress import InFlight, Served, TokenTiming, chunks_of
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
 from scheduler.residents import Residents
-from scheduler.slo import Promise, PromiseBook, UnknownClass
+from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Promise, PromiseBook, UnknownClass
 from scheduler.tally import PreemptionCause, Tally
 
 __all__ = ["KV_CAPACITY", "Scheduler", "SchedulerConfig"]
@@ -82,7 +82,7 @@ class Scheduler:
             tokens=[*request.prompt, *request.produced],
             promise=self._promise(request),
         )
-        sequence.slo_class = request.slo_class or ("default" if request.promise is None else "custom")
+        sequence.slo_class = request.slo_class or (DEFAULT_CLASS if request.promise is None else CUSTOM_CLASS)
         if self.gate is not None and not request.produced:
             self._pass_gate(sequence, now)
         self._next_order += 1
@@ -104,7 +104,7 @@ class Scheduler:
         if grant is not None:
             sequence.promise = grant.promise
             if grant.best_effort:
-                sequence.slo_class = "best_effort"
+                sequence.slo_class = BEST_EFFORT_CLASS
             self._ledger.tell(Delta(sequence.request_id, grant=grant))
 
     def _promise(self, request: Request) -> Promise:

@@ -34,6 +34,11 @@ class Promise:
         due = first_token_at + index * self.tpot_s
         return due if self.tbt_s is None else min(due, last_token_at + self.tbt_s)
 
+    @property
+    def pace_s(self) -> float:
+        """What bounds a steady stream's gap while a prompt is prefilled: savings do not last a long prompt."""
+        return self.tpot_s if self.tbt_s is None else min(self.tpot_s, self.tbt_s)
+
     def stretched(self, factor: float) -> Promise:
         """The same promise with every time `factor` as long, up to the longest there is."""
 
@@ -42,6 +47,10 @@ class Promise:
 
         return Promise(stretch(self.ttft_s), stretch(self.tpot_s), None if self.tbt_s is None else stretch(self.tbt_s))
 
+
+DEFAULT_CLASS, CUSTOM_CLASS, BEST_EFFORT_CLASS = OWN_CLASSES = ("default", "custom", "best_effort")
+"""Under which requests without a class are counted: those that asked for nothing, those with numbers of their own, and
+those whose promise was given up at admission."""
 
 UNPROMISED = Promise(ttft_s=LONGEST_PROMISE_S, tpot_s=LONGEST_PROMISE_S)
 """What a server without a default promises: nothing it can do is late."""

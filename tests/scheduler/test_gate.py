@@ -10,6 +10,7 @@ from scheduler.codec import decode_deltas, encode_deltas
 from scheduler.errors import RequestRefused
 from scheduler.gate import Gate, OnInfeasible
 from scheduler.request import Delta, Request
+from scheduler.roofline import Features
 from scheduler.slo import LONGEST_PROMISE_S, Grant, Promise
 from scheduler.solver import Solver
 from tests.scheduler.virtual import COST, VirtualRun, prompt, stream
@@ -141,3 +142,24 @@ def test_grants_survive_the_wire() -> None:
     deltas = (Delta("r", grant=Grant(Promise(1, 2, 3), 4.5, True)), Delta("q", grant=Grant(Promise(1, 2), 0.5)))
     assert decode_deltas(encode_deltas(deltas)) == deltas
     assert deltas[0]._replace(grant=None) == Delta("r")
+
+
+def test_a_cautious_budget_means_smaller_chunks_and_not_longer_iterations() -> None:
+    def predicted(margin: float) -> float:
+        run = gated("reject")
+        run.scheduler.gate = Gate(Solver(COST, cap=8192), "reject", lambda: margin)
+        with_streams(run)
+        run.add(Request("long", prompt(2000), 4, promise=Promise(1000, 1)))
+        forecast = run.scheduler.waiting[0].predicted_ttft_s
+        assert forecast is not None
+        return forecast
+
+    chunk_alone = predicted(1.0)
+    assert chunk_alone < predicted(1.2) < 2 * chunk_alone
+    alone = gated("reject")
+    alone.scheduler.gate = Gate(Solver(COST, cap=8192), "reject", lambda: 3.0)
+    alone.add(Request("alone", prompt(2000), 4, promise=Promise(1000, 1)))
+    expected = COST.predict(Features().with_chunk(1000, 2000))
+    assert alone.scheduler.waiting[0].predicted_ttft_s == pytest.approx(expected), (
+        "no stream, nothing to be cautious of"
+    )
