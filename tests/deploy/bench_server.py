@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster.workloads import PlannedRequest
+
 Body = dict[str, Any]
 MODELS = {"object": "list", "data": [{"id": "scripted", "object": "model"}]}
 
@@ -110,3 +112,7 @@ async def fake(
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
+
+
+def plan(prompt: str = "hello", at_s: float = 0.0, output_tokens: int = 3) -> PlannedRequest:
+    return PlannedRequest(prompt, output_tokens, at_s)
