@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -18,13 +20,20 @@ Parsed = TypeVar("Parsed")
 
 _INLINE_BYTES = 64 * 2**10
 """Larger bodies are parsed on a thread, so that running streams do not wait for them."""
+_DISCARDED_BYTES = 64 * 2**20
+_DISCARD_S = 2.0
+"""How much of a refused body is read before it is answered, and for how long."""
 _MAYBE_SURROGATE = re.compile(r"\\u[dD][89abAB]")
 
 
 async def read_body(request: Request, limit: int, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed:
     """`parse` applied to the body's object. Raises ApiError (400, 413, 415), and what `parse` raises."""
-    _check_content_type(request)
-    raw = await _read(request, limit)
+    try:
+        _check_content_type(request)
+        raw = await _read(request, limit)
+    except ApiError:
+        await _discard_rest(request)
+        raise
 
     def understand() -> Parsed:
         constants: list[str] = []
@@ -53,8 +62,7 @@ def _check_content_type(request: Request) -> None:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > limit):
+    if _declared(request) > limit:
         raise _too_large(limit)
     body = bytearray()
     try:
@@ -67,8 +75,30 @@ async def _read(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
+def _declared(request: Request) -> float:
+    """Bytes that the body is said to have; 0 where nothing is said that can be understood."""
+    text = request.headers.get("content-length", "")
+    if not (text.isascii() and text.isdigit()):
+        return 0
+    return int(text) if len(text) <= 18 else math.inf
+
+
+async def _discard_rest(request: Request) -> None:
+    """Take in what the client is still sending, within bounds: where a connection is closed on unread bytes, the reset
+    overtakes the answer, and the client never learns what was wrong."""
+    if "expect" in request.headers or _declared(request) > _DISCARDED_BYTES:
+        return  # it has not begun, or will not come to an end soon
+    left = _DISCARDED_BYTES
+    with suppress(ClientDisconnect, TimeoutError, RuntimeError):  # gone, too slow, or nothing is left to read
+        async with asyncio.timeout(_DISCARD_S):
+            async for part in request.stream():
+                left -= len(part)
+                if left < 0:
+                    return
+
+
 def _too_large(limit: int) -> ApiError:
-    # The rest of the body is not read, so the connection cannot be used for another request.
+    # The rest of the body may not have been read, so the connection cannot be used for another request.
     message = f"the request body is larger than the limit of {limit} bytes"
     return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
 

@@ -353,6 +353,20 @@ async def test_bodies_that_are_too_large(client: httpx.AsyncClient, declared: bo
     assert error_of(response, 413)["code"] == "request_too_large"
 
 
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
+async def test_a_refused_body_is_answered_though_its_client_is_still_sending(
+    server_url: str, content_type: str
+) -> None:
+    """On a real socket: closing it on unread bytes would reset the connection, and the answer with it."""
+    status = {"application/json": 413, "text/plain": 415}[content_type]
+    async with httpx.AsyncClient(base_url=server_url, timeout=60, trust_env=False) as client:
+        for _ in range(5):
+            response = await client.post(
+                COMPLETIONS, content=b"a" * (9 * 2**20), headers={"content-type": content_type}
+            )
+            error_of(response, status)
+
+
 async def test_routes_and_methods(client: httpx.AsyncClient) -> None:
     assert error_of(await client.get("/v1/nothing"), 404)["code"] == "not_found"
     assert error_of(await client.post("/v1/completions/"), 404)["code"] == "not_found"
