@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import uuid
 from collections.abc import AsyncIterator
@@ -25,16 +26,22 @@ from workers.tokenizer import Tokenizer
 
 COMPLETIONS = "/v1/completions"
 BLOCK = 16
+_NUMBERS = itertools.count()
 
 
 @pytest.fixture
-def words() -> list[int]:
-    """A prompt that nobody has sent before."""
-    return fresh_prompt(70)
+def words(request: pytest.FixtureRequest) -> list[int]:
+    """A prompt that no other test sends, and the same in each run of this one."""
+    return prompt_of(request.node.name, 70)
 
 
 def fresh_prompt(length: int) -> list[int]:
-    rnd = random.Random(uuid.uuid4().int)
+    """One that nobody has sent before in this run."""
+    return prompt_of(f"fresh {next(_NUMBERS)}", length)
+
+
+def prompt_of(name: str, length: int) -> list[int]:
+    rnd = random.Random(name)
     return [rnd.randrange(1000, 40_000) for _ in range(length)]
 
 
