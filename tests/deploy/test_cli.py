@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -149,7 +150,8 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def shared_memory(pids: Iterable[int]) -> list[str]:
     """Files in shared memory that are named after one of these processes."""
-    return [path.name for path in Path("/dev/shm").glob("*") if any(f"{pid}-" in path.name for pid in pids)]
+    owned = re.compile(rf"(?<!\d)(?:{'|'.join(map(str, pids))})-")
+    return [path.name for path in Path("/dev/shm").glob("*") if owned.search(path.name)]
 
 
 class Server:
