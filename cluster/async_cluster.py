@@ -69,6 +69,8 @@ class AsyncCluster:
         They die with this process. `name` is what others `connect` to. Raises ValueError, in one line, for what cannot
         be served, and EngineUnavailable where the actors die.
         """
+        if config.separated:
+            raise ValueError("--mode separated is not served yet; take --mode colocated")
         model_dir = await asyncio.to_thread(resolve, config.model)
         await asyncio.to_thread(remove_orphans)
         scheduler = _scheduler_actor(config, name or f"engine-{uuid.uuid4().hex[:12]}", namespace)

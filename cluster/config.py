@@ -6,7 +6,7 @@ import os
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from scheduler.gate import OnInfeasible
 from scheduler.slo import LONGEST_PROMISE_S, OWN_CLASSES, Promise
@@ -72,12 +72,21 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 PolicyName = Literal["whole", "alternate", "chunked", "slo"]
 
 
+SEPARATED_ONLY = ("prefill_groups", "decode_groups", "prefill_tp", "decode_tp", "prefill_policy")
+"""Fields that mean nothing where every group prefills and decodes."""
+
+
 def default_classes() -> dict[str, float | SloPromise]:
     return {"interactive": 1.0, "batch": 10.0}
 
 
 class EngineConfig(BaseModel):
-    """One model served by `groups` worker groups of `tp` ranks each under one central scheduler."""
+    """One model served by worker groups of `tp` ranks each under one central scheduler.
+
+    mode colocated: `groups` groups, each of which prefills and decodes. separated: `prefill_groups` that compute
+    prompts and hand their KV over to one of `decode_groups`; `prefill_tp`, `decode_tp` and `prefill_policy` default to
+    `tp` and `policy`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -85,7 +94,13 @@ class EngineConfig(BaseModel):
     served_model_name: str | None = None
     tp: int = Field(default=1, ge=1)
     groups: int = Field(default=1, ge=1)
+    mode: Literal["colocated", "separated"] = "colocated"
+    prefill_groups: int = Field(default=1, ge=1)
+    decode_groups: int = Field(default=1, ge=1)
+    prefill_tp: int | None = Field(default=None, ge=1)
+    decode_tp: int | None = Field(default=None, ge=1)
     policy: PolicyName = "slo"
+    prefill_policy: PolicyName | None = None
     chunk_size: int = Field(default=512, ge=1)
     max_batched_tokens: int = Field(default=8192, ge=1)
     max_running: int = Field(default=64, ge=1, le=4096)
@@ -111,3 +126,28 @@ class EngineConfig(BaseModel):
     """How long iterations are measured at the start, where nothing is known of machine and model; 0: not at all."""
     iterations_kept: int = Field(default=4096, ge=0, le=1_000_000)
     iteration_log: Annotated[str, AfterValidator(os.path.abspath)] | None = None
+
+    @property
+    def separated(self) -> bool:
+        return self.mode == "separated"
+
+    @property
+    def group_count(self) -> int:
+        """Groups of all roles."""
+        return self.prefill_groups + self.decode_groups if self.separated else self.groups
+
+    @property
+    def highest_tp(self) -> int:
+        """Ranks of the largest group."""
+        return max(self.prefill_tp or self.tp, self.decode_tp or self.tp) if self.separated else self.tp
+
+    @model_validator(mode="after")
+    def _of_one_mode(self) -> EngineConfig:
+        foreign = ("groups",) if self.separated else SEPARATED_ONLY
+        for name in foreign:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                flag = "--" + name.replace("_", "-")
+                if self.separated:
+                    raise ValueError(f"{flag} is for --mode colocated; give --prefill-groups and --decode-groups")
+                raise ValueError(f"{flag} needs --mode separated")
+        return self

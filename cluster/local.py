@@ -53,7 +53,7 @@ class LocalEngine:
     @classmethod
     async def start(cls, config: EngineConfig) -> LocalEngine:
         """Load the model and start the loop. Raises ValueError with one line where the configuration cannot work."""
-        if config.tp != 1 or config.groups != 1:
+        if config.tp != 1 or config.group_count != 1:
             raise ValueError("the in-process engine has one worker; use a cluster for tp or groups above 1")
         worker, description, num_blocks = await asyncio.to_thread(_load, config)
         info = engine_info(config, worker.config.model_dir, [description], num_blocks, transport="in-process")

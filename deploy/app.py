@@ -73,6 +73,8 @@ def parse_args(args: Mapping[str, Any]) -> ServeArgs:
             known = ", ".join(sorted(ServeArgs.model_fields))
             raise ValueError(f"unknown argument {name!r}; there are: {known}") from None
         said = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:  # of several arguments together
+            raise ValueError(said) from None
         raise ValueError(f"{name}: {said[:1].lower()}{said[1:]} (got {first['input']!r})") from None
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cluster.config import SEPARATED_ONLY
 from deploy.commands.bench import bench
 from deploy.commands.demo import demo
 from deploy.commands.fetch import fetch
@@ -42,7 +43,7 @@ def stallfree(
 
 
 app.command()(with_engine_options(serve))
-app.command()(with_engine_options(demo, leave_out=frozenset({"policy"})))
+app.command()(with_engine_options(demo, leave_out=frozenset({"policy", "mode", *SEPARATED_ONLY})))
 app.command()(fetch)
 app.command()(plan)
 app.command()(with_engine_options(simulate, leave_out=LEFT_OUT))

@@ -24,7 +24,13 @@ _HELP = {
     "model": "smollm2 (embedded), a local directory, a .gguf file, or a hub id.",
     "served_model_name": "Name that clients use.",
     "tp": "Tensor-parallel ranks of a worker group.",
-    "groups": "Worker groups, each with the whole model.",
+    "groups": "Worker groups, each with the whole model (colocated).",
+    "mode": "Prompts and streams on the same groups, or on groups of their own.",
+    "prefill_groups": "Groups that compute prompts (separated).",
+    "decode_groups": "Groups that generate (separated).",
+    "prefill_tp": "Tensor-parallel ranks of a prefill group.",
+    "decode_tp": "Tensor-parallel ranks of a decode group.",
+    "prefill_policy": "What an iteration of a prefill group takes of long prompts.",
     "policy": "What an iteration takes of long prompts.",
     "chunk_size": "Prompt tokens an iteration takes (chunked, alternate).",
     "max_batched_tokens": "Most tokens of one iteration, whatever the policy.",
@@ -54,6 +60,9 @@ _HELP = {
 
 _DEFAULT = {
     "served_model_name": "the model's",
+    "prefill_tp": "that of --tp",
+    "decode_tp": "that of --tp",
+    "prefill_policy": "that of --policy",
     "max_model_len": "the model's",
     "block_size": "16 on CPU, 256 on CUDA",
     "kv_memory": "from what is free",
@@ -105,8 +114,10 @@ def checked(model: type[Model], given: dict[str, Any]) -> Model:
         return model(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        where = _flag(str(first["loc"][0])) if first["loc"] else "options"
         message = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:  # of several options together
+            raise CommandError(message, 2) from None
+        where = _flag(str(first["loc"][0]))
         raise CommandError(f"{where}: {message[:1].lower()}{message[1:]} (got {first['input']!r})", 2) from None
 
 

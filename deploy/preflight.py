@@ -20,14 +20,20 @@ def check(config: EngineConfig, model_dir: Path) -> None:
         model = read_config(model_dir)
     except (ValueError, OSError) as error:
         raise CommandError(f"cannot serve {config.model}: {error}") from None
-    if config.tp > model.num_key_value_heads:
-        raise CommandError(
-            f"--tp {config.tp} is too large: {config.model} has {model.num_key_value_heads} KV heads to divide", 2
-        )
+    for flag, degree in _degrees(config):
+        if degree > model.num_key_value_heads:
+            raise CommandError(
+                f"{flag} {degree} is too large: {config.model} has {model.num_key_value_heads} KV heads to divide", 2
+            )
     if config.device == "cuda" and not torch.cuda.is_available():
         raise CommandError("--device cuda: this machine has no CUDA device that torch can use; leave it out for CPU", 2)
     if config.device == "cpu" or not torch.cuda.is_available():
         _check_host_memory(config, model_dir, _kv_bytes_per_token(config, model))
+
+
+def _degrees(config: EngineConfig) -> list[tuple[str, int]]:
+    own = [("--prefill-tp", config.prefill_tp), ("--decode-tp", config.decode_tp)] if config.separated else []
+    return [("--tp", config.tp), *((flag, degree) for flag, degree in own if degree is not None)]
 
 
 def _kv_bytes_per_token(config: EngineConfig, model: Any) -> int:
@@ -44,7 +50,7 @@ def _check_host_memory(config: EngineConfig, model_dir: Path, kv_bytes_per_token
     from cluster.sizing import kv_blocks
 
     weights = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
-    free = psutil.virtual_memory().available // config.groups - weights
+    free = psutil.virtual_memory().available // config.group_count - weights
     block_size = config.block_size or 16
     rank = WorkerDescription(
         rank=0,

@@ -58,6 +58,8 @@ class SimulatedCluster:
     def __init__(
         self, config: EngineConfig, machine: Machine, noise: Noise, loop: VirtualLoop, may_miss: int | None = None
     ) -> None:
+        if config.separated:
+            raise ValueError("--mode separated is not simulated yet; take --mode colocated")
         self._machine = machine
         self._virtual = loop
         cost = OnlineCostModel(machine.cost)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cluster.config import SEPARATED_ONLY
 from deploy.errors import CommandError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ LEFT_OUT = frozenset(
     {
         *("served_model_name", "device", "dtype", "attention", "transport", "threads", "slo_classes"),
         *("profile_seconds", "iterations_kept", "iteration_log"),
+        *("mode", *SEPARATED_ONLY),
     }
 )
 """Fields of the configuration that only workers and servers have."""
