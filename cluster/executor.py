@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 from scheduler.plan import IterationPlan, IterationResult
+
+from workers.compute_thread import ComputeThread
 
 if TYPE_CHECKING:  # torch is loaded by those who build a worker, not by those who only drive one
     from workers.worker import Worker
@@ -24,15 +25,15 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """One worker in this process, on a thread of its own so that the event loop stays free."""
+    """One worker in this process, on the thread that it was loaded on, so that the event loop stays free."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, thread: ComputeThread) -> None:
         self._worker = worker
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
+        self._thread = thread
 
     async def execute(self, plan: IterationPlan) -> IterationResult:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._worker.execute, plan)
+        return await asyncio.wrap_future(self._thread.submit(self._worker.execute, plan))
 
     async def close(self) -> None:
-        self._thread.shutdown(wait=True)
+        self._thread.close()
         self._worker.close()

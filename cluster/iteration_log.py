@@ -81,6 +81,7 @@ class IterationLog:
             "iteration": record.plan.iteration,
             "start_ms": round((self._epoch_s + record.started) * 1e3, 3),
             "actual_ms": round(record.actual_s * 1e3, 3),
+            "forward_ms": round(sum(record.result.forward_s) * 1e3, 3),
             "predicted_ms": None if record.predicted_s is None else round(record.predicted_s * 1e3, 3),
             "budget": decision.token_budget,
             "bound": decision.bound,

@@ -21,6 +21,7 @@ from cluster.tuning import Tuning, apply_policy, tune, with_outlook
 from scheduler.request import Delta, Finish, Request
 from scheduler.scheduler import Scheduler
 from workers.checkpoint import resolve
+from workers.compute_thread import ComputeThread
 from workers.config import WorkerDescription
 from workers.worker import Worker
 
@@ -55,9 +56,14 @@ class LocalEngine:
         """Load the model and start the loop. Raises ValueError with one line where the configuration cannot work."""
         if config.tp != 1 or config.group_count != 1:
             raise ValueError("the in-process engine has one worker; use a cluster for tp or groups above 1")
-        worker, description, num_blocks = await asyncio.to_thread(_load, config)
+        thread = ComputeThread()
+        try:
+            worker, description, num_blocks = await asyncio.wrap_future(thread.submit(_load, config))
+        except BaseException:
+            thread.close()
+            raise
         info = engine_info(config, worker.config.model_dir, [description], num_blocks, transport="in-process")
-        executor = LocalExecutor(worker)
+        executor = LocalExecutor(worker, thread)
         tuning = await tune(config, info, executor, time.monotonic)
         return cls(config, with_outlook(config, info, tuning), executor, tuning)
 

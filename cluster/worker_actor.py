@@ -10,6 +10,7 @@ import ray
 
 from cluster.ray_facts import node_address
 from scheduler.codec import decode_plan, encode_result
+from workers.compute_thread import ComputeThread
 from workers.config import WorkerConfig, WorkerDescription
 from workers.worker import Worker
 
@@ -25,6 +26,7 @@ class RankActor:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._worker: Worker | None = None
+        self._compute = ComputeThread()  # Ray may give each call to another thread
         self._awake = threading.Event()
 
     def where(self) -> tuple[str, str, int]:
@@ -39,17 +41,17 @@ class RankActor:
         if one_host:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks of one host need no other network
         self._worker = Worker(config)
-        return self._worker.load()
+        return self._compute.run(self._worker.load)
 
     def allocate(self, num_blocks: int) -> None:
-        self._ready().allocate(num_blocks)
+        self._compute.run(self._ready().allocate, num_blocks)
 
     def execute(self, plan: bytes) -> bytes:
         if plan == PARK:
             self._awake.wait()
             self._awake.clear()
             return b""
-        result = self._ready().execute(decode_plan(plan))
+        result = self._compute.run(self._ready().execute, decode_plan(plan))
         return encode_result(result) if self._rank == 0 else b""
 
     def first(self, answer: bytes, *others: bytes) -> bytes:
