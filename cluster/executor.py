@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from scheduler.plan import IterationPlan, IterationResult
-
 from workers.compute_thread import ComputeThread
 
 if TYPE_CHECKING:  # torch is loaded by those who build a worker, not by those who only drive one
