@@ -113,6 +113,7 @@ class EngineConfig(BaseModel):
     max_queued_requests: int = Field(default=1024, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = "auto"
     attention: Literal["auto", "cpu", "flash_attn", "varlen"] = "auto"
     transport: Literal["auto", "compiled", "actor"] = "auto"
     threads: int | None = Field(default=None, ge=1)

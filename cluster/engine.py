@@ -37,6 +37,7 @@ class EngineInfo:
     dtype: str
     attention: str
     transport: str
+    kv_dtype: str = "auto"
     most_requests: int = 2**31
     """Sequences that can run and wait at once in all groups: more at once could never be admitted."""
     outlook: Outlook | None = None

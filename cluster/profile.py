@@ -175,6 +175,7 @@ def _cache_path(info: EngineInfo, config: EngineConfig) -> Path:
         info.tp,
         info.device,
         info.dtype,
+        info.kv_dtype,
         info.attention,
         info.transport,
     )

@@ -17,7 +17,7 @@ def kv_blocks(config: EngineConfig, ranks: Sequence[WorkerDescription]) -> int:
     memory asked for is not there or does not hold a single block."""
     blocks = config.num_blocks or _blocks_by_memory(config, ranks)
     if blocks < 1:
-        need = sum(rank.kv_bytes_per_block for rank in ranks)
+        need = sum(_block(rank) for rank in ranks)
         raise ValueError(
             f"the KV memory does not hold one block of {ranks[0].block_size} tokens ({_size(need)}); raise --kv-memory"
         )
@@ -35,12 +35,17 @@ def describe_pool(blocks: int, block_size: int, max_model_len: int) -> str:
     )
 
 
+def _block(rank: WorkerDescription) -> int:
+    """Bytes of a rank for one more block."""
+    return rank.kv_bytes_per_block + rank.kv_reading_bytes_per_block
+
+
 def _blocks_by_memory(config: EngineConfig, ranks: Sequence[WorkerDescription]) -> int:
-    group_block = sum(rank.kv_bytes_per_block for rank in ranks)
+    group_block = sum(_block(rank) for rank in ranks)
     if config.kv_memory is not None:
         return config.kv_memory // group_block
     if ranks[0].device.startswith("cuda"):
-        return min(int(rank.free_bytes * config.gpu_memory_utilization) // rank.kv_bytes_per_block for rank in ranks)
+        return min(int(rank.free_bytes * config.gpu_memory_utilization) // _block(rank) for rank in ranks)
     share = int(CPU_DEFAULT_SHARE * min(rank.free_bytes for rank in ranks))
     return min(CPU_DEFAULT_BYTES, share) // group_block
 
@@ -48,9 +53,9 @@ def _blocks_by_memory(config: EngineConfig, ranks: Sequence[WorkerDescription]) 
 def _check_fits(blocks: int, ranks: Sequence[WorkerDescription]) -> None:
     """On CUDA each rank has memory of its own; on CPU the ranks of a host share what is there."""
     if ranks[0].device.startswith("cuda"):
-        needed, there = max((blocks * rank.kv_bytes_per_block, rank.free_bytes) for rank in ranks)
+        needed, there = max((blocks * _block(rank), rank.free_bytes) for rank in ranks)
     else:
-        needed = sum(blocks * rank.kv_bytes_per_block for rank in ranks)
+        needed = sum(blocks * _block(rank) for rank in ranks)
         there = min(rank.free_bytes for rank in ranks)
     if needed > there:
         raise ValueError(

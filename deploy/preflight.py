@@ -37,10 +37,19 @@ def _degrees(config: EngineConfig) -> list[tuple[str, int]]:
 
 
 def _kv_bytes_per_token(config: EngineConfig, model: Any) -> int:
+    import torch
+
+    from workers.kv_cache import bytes_per_block
+    from workers.kv_dtype import choose_kv_dtype
+
     layers, heads = model.num_hidden_layers, model.num_key_value_heads
     head_dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-    itemsize = 4 if config.dtype in ("auto", "float32") else 2
-    return int(2 * layers * heads * head_dim * itemsize)
+    compute = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
+    try:
+        kept = choose_kv_dtype(config.kv_dtype, compute, torch.device("cpu"))
+    except ValueError as error:
+        raise CommandError(str(error), 2) from None
+    return bytes_per_block(layers, 1, heads, head_dim, kept)
 
 
 def _check_host_memory(config: EngineConfig, model_dir: Path, kv_bytes_per_token: int) -> None:
@@ -56,6 +65,7 @@ def _check_host_memory(config: EngineConfig, model_dir: Path, kv_bytes_per_token
         rank=0,
         device="cpu",
         dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
         attention=config.attention,
         collectives="",
         block_size=block_size,
@@ -66,6 +76,7 @@ def _check_host_memory(config: EngineConfig, model_dir: Path, kv_bytes_per_token
         kv_heads=0,
         weight_bytes=weights,
         kv_bytes_per_block=kv_bytes_per_token * block_size,
+        kv_reading_bytes_per_block=0,
         free_bytes=max(0, free),
         threads=0,
         pid=0,

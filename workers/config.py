@@ -10,7 +10,8 @@ class WorkerConfig:
     """`model_dir` is a local directory in Hugging Face layout (`workers.checkpoint.resolve` gives one).
 
     device: auto | cpu | cuda. dtype: auto (float32 on CPU, the checkpoint's on CUDA) | float32 | bfloat16 | float16.
-    attention: auto | cpu | flash_attn | varlen. block_size None: 16 on CPU, 256 on CUDA (flash kernels' page size).
+    kv_dtype: auto (the same) | float32 | bfloat16 | float16 | fp8 | int8. attention: auto | cpu | flash_attn | varlen.
+    block_size None: 16 on CPU, 256 on CUDA (flash kernels' page size).
     threads None: the CPUs of this machine divided by the ranks on it. `rendezvous` is torch.distributed's init method
     (tcp://host:port), needed where world_size > 1.
     """
@@ -21,6 +22,7 @@ class WorkerConfig:
     rendezvous: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     attention: str = "auto"
     block_size: int | None = None
     threads: int | None = None
@@ -32,13 +34,15 @@ class WorkerConfig:
 class WorkerDescription:
     """What a rank says of itself after loading; printed at start, and what the KV pool is sized from.
 
-    `kv_bytes_per_block` and `free_bytes` are this rank's own (its shard of the heads). `free_bytes` is memory that may
+    The bytes are this rank's own (its shard of the heads). `kv_reading_bytes_per_block`: what reading a block takes
+    besides, where its kernel wants another type than pages hold. `free_bytes` is memory that may
     go to KV: free device memory on CUDA, available host memory on CPU.
     """
 
     rank: int
     device: str
     dtype: str
+    kv_dtype: str
     attention: str
     collectives: str
     block_size: int
@@ -49,6 +53,7 @@ class WorkerDescription:
     kv_heads: int
     weight_bytes: int
     kv_bytes_per_block: int
+    kv_reading_bytes_per_block: int
     free_bytes: int
     threads: int
     pid: int

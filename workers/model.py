@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from workers.attention import Attention, Layout
-from workers.kv_cache import KvCache
+from workers.kv_cache import KvCache, Pages
 from workers.linear import Linear
 from workers.loader import Weights
 from workers.parallel import Part, Ranks
@@ -90,22 +90,22 @@ class Layer:
         self.down = row_parallel(weights, f"{mlp}.down_proj", shard.inner, ranks)
 
     def __call__(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], kv: tuple[Tensor, Tensor], attend: Attention, layout: Layout
+        self, x: Tensor, angles: tuple[Tensor, Tensor], kv: tuple[Pages, Pages], attend: Attention, layout: Layout
     ) -> Tensor:
         """x [T, hidden] -> [T, hidden]. Writes this forward's keys and values into the pages `kv`."""
         x = x + self._attention(rms_norm(x, self.input_norm, self._eps), angles, kv, attend, layout)
         return x + self._mlp(rms_norm(x, self.inner_norm, self._eps))
 
     def _attention(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], kv: tuple[Tensor, Tensor], attend: Attention, layout: Layout
+        self, x: Tensor, angles: tuple[Tensor, Tensor], kv: tuple[Pages, Pages], attend: Attention, layout: Layout
     ) -> Tensor:
         heads, kv_heads, d = self._shard.query_heads.size, self._shard.kv_heads.size, self._shard.head_dim
         qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, d)  # [T, H + 2K, D]
         qk, v = qkv.split_with_sizes([heads + kv_heads, kv_heads], dim=1)
         q, k = rotate(qk, *angles).split_with_sizes([heads, kv_heads], dim=1)  # [T, H, D] and [T, K, D]
         k_pages, v_pages = kv  # [blocks, block_size, K, D]
-        k_pages.flatten(0, 1).index_copy_(0, layout.write_to, k)
-        v_pages.flatten(0, 1).index_copy_(0, layout.write_to, v)
+        k_pages.write(layout.write_to, k)
+        v_pages.write(layout.write_to, v)
         attended = attend(q, k_pages, v_pages, layout)  # [T, H, D]
         return self._ranks.sum(self.out(attended.reshape(-1, heads * d)))  # [T, hidden]
 

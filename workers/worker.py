@@ -21,6 +21,7 @@ from scheduler.plan import Forward, IterationPlan, IterationResult
 from workers.attention import PAGE_SIZE, check_page_size, make_attention, make_layout, token_positions
 from workers.config import WorkerConfig, WorkerDescription
 from workers.kv_cache import KvCache, bytes_per_block
+from workers.kv_dtype import choose_kv_dtype, name_of
 from workers.loader import checkpoint_dtype
 from workers.model import LlamaModel, Shard, check_degree, read_config
 from workers.parallel import Ranks
@@ -46,7 +47,8 @@ class Worker:
         self._device = _device(config)
         self._threads = config.threads or max(1, (os.cpu_count() or 1) // config.world_size)
         self._dtype = choose_dtype(config.dtype, self._device, folder)
-        self._attend = make_attention(config.attention, self._device.type)
+        self._kv_dtype = choose_kv_dtype(config.kv_dtype, self._dtype, self._device)
+        self._attend = make_attention(config.attention, self._device.type, self._dtype, self._kv_dtype)
         if self._device.type == "cpu":
             # After the decode kernel's first call: it starts OpenMP threads, which makes this thread forget the number.
             torch.set_num_threads(self._threads)
@@ -62,21 +64,17 @@ class Worker:
         self.model = LlamaModel(
             folder, model_config, self.ranks, self._device, self._dtype, self.max_model_len, progress
         )
-        self._kv_block = bytes_per_block(
-            len(self.model.layers),
-            self.block_size,
-            self.model.shard.kv_heads.size,
-            self.model.shard.head_dim,
-            self._dtype,
-        )
         return self._describe()
 
     def _describe(self) -> WorkerDescription:
         shard: Shard = self.model.shard
+        of_layers = len(self.model.layers), self.block_size, shard.kv_heads.size, shard.head_dim
+        of_one_layer = bytes_per_block(1, *of_layers[1:], self._dtype)
         return WorkerDescription(
             rank=self.ranks.rank,
             device=str(self._device),
             dtype=str(self._dtype).removeprefix("torch."),
+            kv_dtype=name_of(self._kv_dtype),
             attention=self._attend.name,
             collectives=self.ranks.backend,
             block_size=self.block_size,
@@ -86,7 +84,8 @@ class Worker:
             query_heads=shard.query_heads.size,
             kv_heads=shard.kv_heads.size,
             weight_bytes=self.model.bytes_read,
-            kv_bytes_per_block=self._kv_block,
+            kv_bytes_per_block=bytes_per_block(*of_layers, self._kv_dtype),
+            kv_reading_bytes_per_block=0 if self._attend.reads_as_stored else of_one_layer,
             free_bytes=_free_bytes(self._device),
             threads=self._threads,
             pid=os.getpid(),
@@ -101,7 +100,7 @@ class Worker:
             self.block_size,
             shard.kv_heads.size,
             shard.head_dim,
-            self._dtype,
+            self._kv_dtype,
             self._device,
         )
         self._slots = Slots(self.config.max_running, self.max_model_len, self.block_size)

@@ -74,10 +74,11 @@ def describe(server: Server) -> str:
 
     info = server.info
     chunk = f", chunk size {info.chunk_size}" if info.policy in ("chunked", "alternate") else ""
+    kv_dtype = "" if info.kv_dtype == info.dtype else f" with KV in {info.kv_dtype}"
     promised = {} if info.outlook is None else describe_outlook(info.outlook)
     lines = {
         "model": f"{info.served_model_name} ({info.model_dir})",
-        "runs on": f"{info.device}, {info.dtype}, {info.attention} attention",
+        "runs on": f"{info.device}, {info.dtype}{kv_dtype}, {info.attention} attention",
         "workers": f"{info.groups} x {info.tp}, plans by {info.transport}",
         "policy": f"{info.policy}{chunk}",
         "KV pool": describe_pool(info.num_blocks, info.block_size, info.max_model_len),

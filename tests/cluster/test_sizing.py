@@ -13,7 +13,7 @@ from workers.config import WorkerDescription
 
 MIB = 2**20
 RANK = WorkerDescription(
-    **dict.fromkeys(("device", "dtype", "attention", "collectives"), "cpu"),
+    **dict.fromkeys(("device", "dtype", "kv_dtype", "attention", "collectives"), "cpu"),
     rank=0,
     block_size=16,
     max_model_len=8192,
@@ -23,6 +23,7 @@ RANK = WorkerDescription(
     kv_heads=3,
     weight_bytes=0,
     kv_bytes_per_block=MIB,
+    kv_reading_bytes_per_block=0,
     free_bytes=1000 * MIB,
     threads=1,
     pid=1,

@@ -21,7 +21,7 @@ from workers.attention import Attention, Layout, check_page_size, make_attention
 from workers.attention import varlen as varlen_module
 from workers.attention.cpu import CpuAttention
 from workers.attention.paged_decode import paged_decode, paged_decode_torch
-from workers.kv_cache import KvCache
+from workers.kv_cache import KvCache, Pages
 from workers.linear import Linear
 from workers.loader import Weights
 from workers.model import LlamaModel, read_config
@@ -46,8 +46,8 @@ class Case:
         self.q = [torch.randn(count, HEADS, DIM, generator=generator) for _, count in segments]
         needed = [math.ceil(context / block_size) for context in contexts]
         order = torch.randperm(sum(needed) + 3, generator=generator).tolist()
-        self.k_pages = torch.full((len(order), block_size, KV_HEADS, DIM), 1e4)  # what nobody wrote must not be read
-        self.v_pages = torch.full_like(self.k_pages, 1e4)
+        shape = (len(order), block_size, KV_HEADS, DIM)
+        self.k_pages, self.v_pages = Pages(torch.full(shape, 1e4)), Pages(torch.full(shape, 1e4))  # not to be read
         tables = np.zeros((len(segments), max(needed) + 2), dtype=np.int32)
         for i, count in enumerate(needed):
             tables[i, :count], order = order[:count], order[count:]
@@ -57,11 +57,12 @@ class Case:
         for i, (start, count) in enumerate(segments):
             for position in range(start):  # history, written by earlier iterations
                 block, offset = tables[i, position // block_size], position % block_size
-                self.k_pages[block, offset], self.v_pages[block, offset] = self.k[i][position], self.v[i][position]
+                self.k_pages.values[block, offset] = self.k[i][position]
+                self.v_pages.values[block, offset] = self.v[i][position]
             rows = slice(int(self.layout.cu_seqlens_q[i]), int(self.layout.cu_seqlens_q[i + 1]))
             places = self.layout.write_to[rows]
-            self.k_pages.flatten(0, 1)[places] = self.k[i][start : start + count]
-            self.v_pages.flatten(0, 1)[places] = self.v[i][start : start + count]
+            self.k_pages.write(places, self.k[i][start : start + count])
+            self.v_pages.write(places, self.v[i][start : start + count])
 
     @property
     def queries(self) -> Tensor:
@@ -176,9 +177,10 @@ def test_varlen_on_cuda_by_shape() -> None:
             max_seqlen_k=case.layout.max_seqlen_k,
             counts=case.layout.counts,
             used=case.layout.used,
+            table=case.layout.table,
         )
         half = torch.bfloat16
-        q, k, v = fake(case.queries, half), fake(case.k_pages, half), fake(case.v_pages, half)
+        q, k, v = fake(case.queries, half), *(Pages(fake(x.values, half)) for x in (case.k_pages, case.v_pages))
         out = make_attention("varlen", "cuda")(q, k, v, layout)
     assert (out.shape, out.dtype, out.device.type) == (case.queries.shape, half, "cuda")
 

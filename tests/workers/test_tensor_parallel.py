@@ -33,9 +33,12 @@ def free_port() -> int:
         return port
 
 
-def run_rank(folder: str, rank: int, size: int, rendezvous: str, prompts: list[list[int]], count: int) -> RankReport:
+def run_rank(
+    folder: str, rank: int, size: int, rendezvous: str, prompts: list[list[int]], count: int, kv_dtype: str
+) -> RankReport:
     """In a process of its own: greedy for the first prompt, seeded sampling for the others, all in one batch."""
-    worker = Worker(WorkerConfig(folder, rank=rank, world_size=size, rendezvous=rendezvous, threads=1))
+    config = WorkerConfig(folder, rank=rank, world_size=size, rendezvous=rendezvous, threads=1, kv_dtype=kv_dtype)
+    worker = Worker(config)
     description = worker.load()
     worker.allocate(200)
     driver = Driver(worker)
@@ -48,10 +51,12 @@ def run_rank(folder: str, rank: int, size: int, rendezvous: str, prompts: list[l
     return RankReport(tokens, description.query_heads, description.kv_heads, description.weight_bytes)
 
 
-def run_group(folder: Path, size: int, prompts: list[list[int]], count: int) -> list[RankReport]:
+def run_group(
+    folder: Path, size: int, prompts: list[list[int]], count: int, kv_dtype: str = "auto"
+) -> list[RankReport]:
     rendezvous = f"tcp://127.0.0.1:{free_port()}"
     with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as pool:
-        ranks = [pool.submit(run_rank, str(folder), r, size, rendezvous, prompts, count) for r in range(size)]
+        ranks = [pool.submit(run_rank, str(folder), r, size, rendezvous, prompts, count, kv_dtype) for r in range(size)]
         return [rank.result(timeout=240) for rank in ranks]
 
 
@@ -68,6 +73,14 @@ def test_tp_1_2_and_3_give_the_same_tokens_from_uneven_shards(tmp_path: Path) ->
     assert [(r.query_heads, r.kv_heads) for r in three] == [(3, 1)] * 3
     assert all(report.weight_bytes < 0.7 * one[0].weight_bytes for report in two)
     assert all(report.weight_bytes < 0.4 * one[0].weight_bytes for report in three)
+
+
+@pytest.mark.slow
+def test_kv_in_int8_is_the_same_at_every_degree(tmp_path: Path) -> None:
+    """A scale is one token's and one head's, and a head is not divided."""
+    folder = save_tiny(tmp_path)
+    one, two = (run_group(folder, size, PROMPTS, 20, "int8") for size in (1, 2))
+    assert all(report.tokens == one[0].tokens for report in two)
 
 
 def test_tp_2_on_the_real_model(smollm2_dir: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 
+import torch
+
 from workers.attention.base import Attention, Layout, make_layout, token_positions
+from workers.attention.widened import WidenedAttention
 
 __all__ = ["Attention", "Layout", "check_page_size", "make_attention", "make_layout", "token_positions"]
 
@@ -18,8 +21,11 @@ def check_page_size(block_size: int, device: str) -> None:
         raise ValueError(f"block size {block_size} is not possible on {device}; take a multiple of {PAGE_SIZE['cuda']}")
 
 
-def make_attention(name: str, device: str) -> Attention:
-    """`auto` is cpu on a CPU, and on CUDA flash_attn where the package is installed, else varlen.
+def make_attention(
+    name: str, device: str, compute: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None
+) -> Attention:
+    """`auto` is cpu on a CPU, and on CUDA flash_attn where the package is installed, else varlen. `kv_dtype` is what
+    the pages hold, if not what is computed in.
 
     Raises ValueError for a backend that does not run on the device or is not installed.
     """
@@ -31,7 +37,12 @@ def make_attention(name: str, device: str) -> Attention:
     if name == "cpu":
         from workers.attention.cpu import CpuAttention
 
-        return CpuAttention()
+        return CpuAttention(kv_dtype or compute)
+    kernel = _cuda_attention(name)
+    return kernel if kv_dtype in (None, compute) else WidenedAttention(kernel)
+
+
+def _cuda_attention(name: str) -> Attention:
     if name == "varlen":
         from workers.attention.varlen import VarlenAttention
 

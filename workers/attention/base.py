@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from workers.kv_cache import Pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Layout:
     cu_seqlens_q [n + 1]: segment i's queries are rows cu_seqlens_q[i] : cu_seqlens_q[i + 1]. block_table [n, most
     blocks]: its pages. seqused_k [n]: KV positions it attends to, its own queries' included: causality is aligned to
     their end. cu_seqlens_k [n + 1]: the running sum of seqused_k. write_to [tokens]: each token's place,
-    block * block_size + offset.
+    block * block_size + offset. On the host: counts, used and table, of seqused_k and block_table.
     """
 
     cu_seqlens_q: Tensor
@@ -30,6 +32,7 @@ class Layout:
     max_seqlen_k: int
     counts: NDArray[np.int32]
     used: NDArray[np.int32]
+    table: NDArray[np.int32]
 
 
 def make_layout(
@@ -62,6 +65,7 @@ def make_layout(
         max_seqlen_k=int(used.max()),
         counts=counts,
         used=used,
+        table=table,
     )
 
 
@@ -76,9 +80,15 @@ class Attention(Protocol):
     """Causal attention of a flat batch over paged KV.
 
     q [tokens, query heads, head_dim]; k_pages and v_pages [blocks, block_size, kv heads, head_dim], into which this
-    forward's keys and values have been written. Returns [tokens, query heads, head_dim].
+    forward's keys and values have been written: they too are read as pages hold them, so that all who read them read
+    the same. Returns [tokens, query heads, head_dim].
     """
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str: ...
 
-    def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, layout: Layout) -> Tensor: ...
+    @property
+    def reads_as_stored(self) -> bool:
+        """Whether pages are read in place, without a wider copy of them."""
+
+    def __call__(self, q: Tensor, k_pages: Pages, v_pages: Pages, layout: Layout) -> Tensor: ...

@@ -13,18 +13,20 @@ from torch import Tensor
 
 from workers.attention.base import Layout
 from workers.attention.paged_decode import paged_decode
+from workers.kv_cache import KvCache, Pages
 
 
 class CpuAttention:
     name: ClassVar[str] = "cpu"
+    reads_as_stored: ClassVar[bool] = True
 
-    def __init__(self) -> None:
+    def __init__(self, kv_dtype: torch.dtype = torch.float32) -> None:
         """Compiles the kernel (or loads it from numba's cache), so that no request has to wait for that."""
-        page = torch.zeros(1, 1, 1, 8)
+        [(keys, values)] = KvCache(1, 1, 1, 1, 8, kv_dtype, torch.device("cpu")).layers
         one = torch.ones(1, dtype=torch.int32)
-        paged_decode(torch.zeros(1, 1, 8), page, page, torch.zeros(1, 1, dtype=torch.int32), one)
+        paged_decode(torch.zeros(1, 1, 8), keys, values, torch.zeros(1, 1, dtype=torch.int32), one)
 
-    def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, layout: Layout) -> Tensor:
+    def __call__(self, q: Tensor, k_pages: Pages, v_pages: Pages, layout: Layout) -> Tensor:
         out = torch.empty_like(q)
         row = 0
         single = layout.counts == 1
@@ -41,17 +43,16 @@ class CpuAttention:
             out[rows] = attended
         for i, (count, used_k) in enumerate(zip(layout.counts.tolist(), layout.used.tolist(), strict=True)):
             if count > 1:
-                k, v = _gather(k_pages, layout.block_table[i], used_k), _gather(v_pages, layout.block_table[i], used_k)
+                k, v = (_gather(pages, layout.block_table[i], used_k, q.dtype) for pages in (k_pages, v_pages))
                 out[row : row + count] = _chunk(q[row : row + count], k, v)
             row += count
         return out
 
 
-def _gather(pages: Tensor, table: Tensor, used: int) -> Tensor:
+def _gather(pages: Pages, table: Tensor, used: int, dtype: torch.dtype) -> Tensor:
     """[used, kv heads, head_dim] of one sequence, from its pages."""
-    block_size = pages.shape[1]
-    blocks = table[: -(-used // block_size)].long()
-    return pages[blocks].flatten(0, 1)[:used]
+    blocks = table[: -(-used // pages.block_size)].long()
+    return pages.read(blocks, dtype).flatten(0, 1)[:used]
 
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
