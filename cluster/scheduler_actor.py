@@ -27,6 +27,7 @@ from cluster.tuning import Tuning, apply_policy, tune, with_outlook
 from scheduler.codec import decode_requests, encode_deltas
 from scheduler.errors import RequestRefused
 from scheduler.request import Delta, Finish, Request
+from scheduler.slo import Promise
 
 Refusal = tuple[str, str, str, str | None, float | None]
 """Request id, code, message, parameter and seconds to wait of a request that was not admitted."""
@@ -87,6 +88,11 @@ class SchedulerActor:
         if self._info is None or self._progress != "ready":
             raise EngineUnavailable(f"the engine is {self._progress}")
         return self._info
+
+    def promises(self, prompt_tokens: list[int]) -> list[Promise | None]:
+        """What is promised by default to prompts of these lengths; None where the workers were not measured."""
+        tuning = self._tuning
+        return [None if tuning is None else tuning.promises.promise(tokens) for tokens in prompt_tokens]
 
     async def pids(self) -> list[list[int]]:
         """Process ids of every group's ranks."""

@@ -9,6 +9,8 @@ import typer
 
 from cluster.config import SEPARATED_ONLY
 from deploy.commands.bench import bench
+from deploy.commands.compare import LEFT_OUT as LEFT_OUT_OF_COMPARE
+from deploy.commands.compare import compare
 from deploy.commands.demo import demo
 from deploy.commands.fetch import fetch
 from deploy.commands.plan import plan
@@ -16,6 +18,7 @@ from deploy.commands.serve import serve
 from deploy.commands.simulate import LEFT_OUT, simulate
 from deploy.commands.trace import trace
 from deploy.errors import CommandError, one_line
+from deploy.load_options import with_load_options
 from deploy.options import with_engine_options
 
 app = typer.Typer(
@@ -49,6 +52,7 @@ app.command()(plan)
 app.command()(with_engine_options(simulate, leave_out=LEFT_OUT))
 app.command()(trace)
 app.command()(bench)
+app.command()(with_engine_options(with_load_options(compare), leave_out=LEFT_OUT_OF_COMPARE))
 
 
 def run(arguments: list[str]) -> int:

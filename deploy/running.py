@@ -18,6 +18,7 @@ from deploy import preflight
 from deploy.errors import CommandError
 from deploy.lifetime import Lifetime
 from deploy.ports import check_answers, check_port
+from scheduler.slo import Promise
 
 APPLICATION = "stallfree"
 SHUTTING_DOWN = "the server is shutting down"
@@ -64,6 +65,13 @@ class Server:
         info: Any = ray.get(self._scheduler.info.remote())
         self.info: EngineInfo = info
 
+    def promises(self, prompt_tokens: list[int]) -> list[Promise | None]:
+        """What is promised by default to prompts of these lengths; None where the workers were not measured."""
+        import ray
+
+        found: list[Promise | None] = ray.get(self._scheduler.promises.remote(prompt_tokens))
+        return found
+
     def configure(self, policy: str, chunk_size: int) -> None:
         import ray
 
@@ -103,9 +111,24 @@ def start(
 
     Raises CommandError, in one line, for whatever stands in the way; what can be checked is checked first.
     """
+    address = open_address(address)
+    check(config, ray_address)
+    begin(life, address, ray_address, say)
+    server = deploy(config, address, extra, say)
+    if ray_address is None:
+        life.on_close(server.close)
+    return server
+
+
+def open_address(address: Address) -> Address:
+    """With a free port for port 0. Raises CommandError where it cannot be listened on."""
+    return Address(address.host, check_port(address.host, address.port))
+
+
+def check(config: EngineConfig, ray_address: str | None = None) -> None:
+    """Raises CommandError for what can be known to fail before anything is started."""
     from workers.checkpoint import CheckpointError, resolve
 
-    address = Address(address.host, check_port(address.host, address.port))
     try:
         model_dir = resolve(config.model)
     except CheckpointError as error:
@@ -114,19 +137,33 @@ def start(
         preflight.check(config, model_dir)
     else:
         check_answers(ray_address)
+
+
+def begin(life: Lifetime, address: Address, ray_address: str | None = None, say: Say = lambda line: None) -> None:
+    """Ray and Serve, until `life` ends. Raises CommandError."""
     say(f"starting Ray{f' (cluster {ray_address})' if ray_address else ''}")
     _start_ray(life, ray_address)
     _start_serve(life, address, ray_address)
+
+
+def deploy(
+    config: EngineConfig, address: Address, extra: dict[str, Any] | None = None, say: Say = lambda line: None
+) -> Server:
+    """The application on the Serve that has begun, once it answers. Raises CommandError."""
     say(
         f"loading {config.model}"
         f"{' and measuring its iterations, the first time on this machine' if config.profile_seconds else ''}"
     )
     _deploy({**config.model_dump(exclude_defaults=True), **(extra or {})})
     _wait_for_http(address)
-    server = Server(address)
-    if ray_address is None:
-        life.on_close(server.close)
-    return server
+    return Server(address)
+
+
+def undeploy() -> None:
+    """End the application, its engine with it; Serve goes on."""
+    from ray import serve
+
+    serve.delete(APPLICATION)
 
 
 def _start_ray(life: Lifetime, address: str | None) -> None:

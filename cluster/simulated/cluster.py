@@ -15,16 +15,14 @@ from cluster.routing import least_loaded
 from cluster.simulated.executor import SimulatedExecutor, until
 from cluster.simulated.machine import Machine
 from cluster.simulated.prompts import prompt_tokens
-from cluster.simulated.seen import SeenIterations, SeenRequest, Simulation
+from cluster.simulated.seen import SeenIterations, SeenRequest, Simulation, Step
 from cluster.simulated.virtual_time import VirtualLoop, run_virtual
 from cluster.tuning import Tuning, promise_book
-from cluster.workloads import ClosedLoop, OpenLoop, PlannedRequest
+from cluster.workloads import ClosedLoop, Interference, OpenLoop, PlannedRequest, Workload
 from scheduler.costmodel import OnlineCostModel
 from scheduler.errors import RequestRefused
 from scheduler.progress import InFlight, Served
 from scheduler.request import Delta, Finish, Request
-
-Workload = OpenLoop | ClosedLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +43,31 @@ EXACT = Noise()
 
 
 def simulate(
-    config: EngineConfig, machine: Machine, workload: Workload, noise: Noise = EXACT, may_miss: int | None = None
+    config: EngineConfig,
+    machine: Machine,
+    workload: Workload,
+    noise: Noise = EXACT,
+    may_miss: int | None = None,
+    keep_steps: bool = False,
 ) -> Simulation:
     """Serve the workload from its first request to the end of its last one, or until more than `may_miss` requests have
-    ended without having been served as promised."""
-    return run_virtual(lambda loop: SimulatedCluster(config, machine, noise, loop, may_miss).serve(workload))
+    ended without having been served as promised. `keep_steps`: each single iteration is in the simulation as well."""
+    return run_virtual(
+        lambda loop: SimulatedCluster(config, machine, noise, loop, may_miss, keep_steps).serve(workload)
+    )
 
 
 class SimulatedCluster:
     """`config.groups` groups of one machine's kind behind one router, to be made and used on a virtual loop."""
 
     def __init__(
-        self, config: EngineConfig, machine: Machine, noise: Noise, loop: VirtualLoop, may_miss: int | None = None
+        self,
+        config: EngineConfig,
+        machine: Machine,
+        noise: Noise,
+        loop: VirtualLoop,
+        may_miss: int | None = None,
+        keep_steps: bool = False,
     ) -> None:
         if config.separated:
             raise ValueError("--mode separated is not simulated yet; take --mode colocated")
@@ -71,9 +82,11 @@ class SimulatedCluster:
         self._missed = 0
         self._hopeless = asyncio.Event()
         self._iterations = SeenIterations()
-        self.loops = [self._group(config, noise.factors(number)) for number in range(config.groups)]
+        self._steps: list[Step] | None = [] if keep_steps else None
+        self._came = asyncio.Event()
+        self.loops = [self._group(config, number, noise.factors(number)) for number in range(config.groups)]
 
-    def _group(self, config: EngineConfig, factor: Callable[[], float]) -> IterationLoop:
+    def _group(self, config: EngineConfig, number: int, factor: Callable[[], float]) -> IterationLoop:
         scheduler = make_scheduler(config, self._machine.info, self._tuning)
         predict = self._machine.cost.predict
 
@@ -85,7 +98,7 @@ class SimulatedCluster:
             SimulatedExecutor(scheduler.under_way, duration),
             clock=self._virtual.time,
             publish=lambda deltas: None,
-            observer=self,
+            observer=_Numbered(self, number),
             overlap=config.overlap,
         )
 
@@ -107,13 +120,16 @@ class SimulatedCluster:
                 raise RuntimeError(loop.failure)
         groups = len(self.loops)
         gpus = groups * self._machine.info.tp
-        return Simulation(self._requests, self._iterations, ended, groups, gpus, self._hopeless.is_set())
+        given_up, steps = self._hopeless.is_set(), tuple(self._steps or ())
+        return Simulation(self._requests, self._iterations, ended, groups, gpus, given_up, steps)
 
     async def _follow(self, workload: Workload) -> None:
         if isinstance(workload, OpenLoop):
             await self._open(workload)
-        else:
+        elif isinstance(workload, ClosedLoop):
             await self._closed(workload)
+        else:
+            await self._interfere(workload)
 
     async def _open(self, workload: OpenLoop) -> None:
         for planned in workload.requests:
@@ -133,6 +149,37 @@ class SimulatedCluster:
 
         await asyncio.gather(*(worker() for _ in range(workload.concurrency)))
 
+    async def _interfere(self, workload: Interference) -> None:
+        """As the load test does it: the long prompt once each stream has had its lead or has ended, and the readers
+        leave a tail after its end."""
+        ends = [self.submit(stream) for stream in workload.streams]
+        streams = self._requests[: len(ends)]
+        await self._until(lambda: all(_over(stream) or len(stream.tokens) >= workload.lead for stream in streams))
+        long = self.submit(workload.long)
+        if long is not None:
+            await long.wait()
+        enough = [len(stream.tokens) + workload.tail for stream in streams]
+
+        async def leave(number: int) -> None:
+            stream = streams[number]
+            await self._until(lambda: _over(stream) or len(stream.tokens) >= enough[number])
+            if not _over(stream):
+                stream.left = True
+                for loop in self.loops:
+                    loop.abort(str(number), Finish.STOP)
+                await self._until(lambda: _over(stream))
+
+        await asyncio.gather(*(leave(number) for number in range(len(streams))))
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        """Looked at whenever a token came or a request ended."""
+        while not true():
+            await self._came.wait()
+
+    def _tell(self) -> None:
+        self._came.set()
+        self._came = asyncio.Event()
+
     def submit(self, planned: PlannedRequest) -> asyncio.Event | None:
         """Give a request to the group with the fewest outstanding tokens. Returns what its end sets; None: refused."""
         number, now = len(self._requests), self._virtual.time()
@@ -151,8 +198,10 @@ class SimulatedCluster:
 
     # What the loops tell.
 
-    def iteration(self, record: IterationRecord) -> None:
+    def iteration(self, record: IterationRecord, group: int) -> None:
         self._iterations.note(record)
+        if self._steps is not None:
+            self._steps.append(Step(group, record.started, record.ended, record.prefill_tokens, record.decodes))
         self._tuning.observe(record)
         for chunk in record.under_way.chunks:
             seen = self._seen.get(chunk.request_id)  # None: it ended while its last iteration was under way
@@ -161,19 +210,39 @@ class SimulatedCluster:
         for timing in record.timings:
             self._seen[timing.request_id].tokens.append(record.ended)
         self.ends(record.deltas, record.served)
+        self._tell()
 
     def ends(self, deltas: list[Delta], served: list[Served]) -> None:
         for delta in deltas:
             if delta.finish is not None:
                 seen = self._seen.pop(delta.request_id)
                 seen.ended = self._virtual.time()
-                if delta.finish is not Finish.LENGTH or delta.reason is not None:
+                if not seen.left and (delta.finish is not Finish.LENGTH or delta.reason is not None):
                     seen.lost = delta.reason or delta.finish.value
                 self._ends.pop(delta.request_id).set()
                 self._note_miss(seen)
+        self._tell()
 
     def _note_miss(self, seen: SeenRequest) -> None:
         if self._may_miss < math.inf and not seen.met:
             self._missed += 1
             if self._missed > self._may_miss:
                 self._hopeless.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    """Tells the cluster of one group's iterations whose they are."""
+
+    cluster: SimulatedCluster
+    number: int
+
+    def iteration(self, record: IterationRecord) -> None:
+        self.cluster.iteration(record, self.number)
+
+    def ends(self, deltas: list[Delta], served: list[Served]) -> None:
+        self.cluster.ends(deltas, served)
+
+
+def _over(request: SeenRequest) -> bool:
+    return request.ended is not None or request.refused is not None

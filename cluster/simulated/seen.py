@@ -17,7 +17,8 @@ from scheduler.slo import Outcome, Promise
 @dataclass(slots=True, eq=False)
 class SeenRequest:
     """`tokens` has one moment for each token. `scheduled` is when the plan with its first chunk was made. `refused` is
-    the code of the scheduler's refusal, `lost` why it ended otherwise than by its length."""
+    the code of the scheduler's refusal, `lost` why it ended otherwise than by its length. `left`: its reader had all it
+    wanted and went away."""
 
     planned: PlannedRequest
     arrival: float
@@ -28,6 +29,7 @@ class SeenRequest:
     ended: float | None = None
     refused: str | None = None
     lost: str | None = None
+    left: bool = False
 
     @property
     def outcome(self) -> Outcome | None:
@@ -92,10 +94,22 @@ class SeenIterations:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One iteration of a group."""
+
+    group: int
+    started: float
+    ended: float
+    prefill_tokens: int
+    decodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Simulation:
     """A finished run. `ended` is the moment at which the last request ended; `gpus` that all `groups` together
     have.
-    `gave_up`: more requests had missed their promise than may, so that the rest was not waited for."""
+    `gave_up`: more requests had missed their promise than may, so that the rest was not waited for. `steps` are all
+    iterations, where they were to be kept."""
 
     requests: Sequence[SeenRequest]
     iterations: SeenIterations
@@ -103,6 +117,7 @@ class Simulation:
     groups: int
     gpus: int
     gave_up: bool = False
+    steps: tuple[Step, ...] = ()
 
     @property
     def attainment(self) -> float:

@@ -14,7 +14,8 @@ _STAGES = {"detect": "asking the server", "prepare": "preparing", "warm-up": "wa
 
 
 class ProgressBar:
-    """A context manager; `update` is what `drive` calls. Says nothing where standard error is no terminal."""
+    """A context manager; `update` is what `drive` calls, `say` prints a line above it. Without a terminal on standard
+    error there is no bar, and lines alone. `title` says which of several runs it is."""
 
     def __init__(self) -> None:
         columns = (
@@ -24,6 +25,8 @@ class ProgressBar:
             TimeElapsedColumn(),
         )
         console = Console(stderr=True)
+        self.title = ""
+        self._console = console
         self._bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task(_STAGES["detect"], total=0, now="")
 
@@ -33,11 +36,14 @@ class ProgressBar:
             now += f"  {progress.failed} failed"
         self._bar.update(
             self._task,
-            description=_STAGES[progress.stage],
+            description=f"{self.title}: {_STAGES[progress.stage]}" if self.title else _STAGES[progress.stage],
             total=progress.planned,
             completed=progress.finished + progress.failed,
             now=now,
         )
+
+    def say(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> ProgressBar:
         self._bar.start()

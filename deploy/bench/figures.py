@@ -50,7 +50,7 @@ def figures(run: RunRecord, slo: SloTargets | None = None, *, skip_s: float = 0.
         skipped=len(run.requests) - len(records),
         requests_per_s=_rate(total.finished, window_s),
         tokens_per_s=_rate(total.output_tokens, window_s),
-        goodput_per_s=_rate(total.met, window_s) if slo else None,
+        goodput_per_s=None if total.attainment is None else _rate(total.met, window_s),
         largest_stall_at_s=_largest_stall_at(records),
         lateness=late,
         slo=slo,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from plotly.offline import get_plotlyjs
 
 from deploy.bench.figures import Figures
 from deploy.bench.kinds import KindFigures
-from deploy.bench.plots import plots
+from deploy.bench.plots import Plot, plots
 from deploy.bench.record import RunRecord
-from deploy.bench.show import COLUMNS, duration, lines
+from deploy.bench.show import COLUMNS, lines, spread_cells
 
 _STYLE = """
 :root{--ink:#1b1f24;--soft:#6a737d;--page:#fff;--line:#d0d7de}
@@ -32,25 +33,36 @@ def page(run: RunRecord, found: Figures, skip_s: float = 0.0) -> str:
     said = "\n".join(f"<p>{escape(line)}</p>" for line in lines(found))
     warned = "\n".join(f'<p class="warning">{escape(warning)}</p>' for warning in found.warnings)
     drawn = plots(run, found, skip_s)
-    places = "\n".join(f'<div class="plot" id="plot{number}"></div>' for number in range(len(drawn)))
+    body = f'<p class="note">{about}</p>\n{warned}\n{tables}\n{said}\n{places(len(drawn))}'
+    return document("Load test", body, drawn)
+
+
+def places(count: int, first: int = 0) -> str:
+    """Where plots `first` and following of a document are drawn."""
+    return "\n".join(f'<div class="plot" id="plot{number}"></div>' for number in range(first, first + count))
+
+
+def document(title: str, body: str, drawn: Sequence[Plot]) -> str:
+    """A page with its title above the body (HTML), in which the plots find their `places`."""
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Load test</title>\n'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>\n'
-        f"<script>{get_plotlyjs()}</script></head><body>\n<h1>Load test</h1>\n"
-        f'<p class="note">{about}</p>\n{warned}\n{tables}\n{said}\n{places}\n'
+        f"<script>{get_plotlyjs()}</script></head><body>\n<h1>{escape(title)}</h1>\n{body}\n"
         f"<script>{_safe(drawn)}.forEach((plot, number) => Plotly.newPlot("
         '"plot" + number, plot.data, plot.layout, {responsive: true, displaylogo: false}));</script>\n</body></html>\n'
     )
 
 
 def _table(kind: str, figures: KindFigures) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in (kind or "time", *COLUMNS))
-    rows = ""
-    for name in ("ttft", "tpot", "itl", "e2e"):
-        spread = getattr(figures, name)
-        cells = (name.upper(), f"{spread.n:,}", *(duration(getattr(spread, column)) for column in COLUMNS[1:]))
-        rows += "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>\n"
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>"
+    rows = [(name.upper(), *spread_cells(getattr(figures, name))) for name in ("ttft", "tpot", "itl", "e2e")]
+    return table((kind or "time", *COLUMNS), rows)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Texts, escaped; the first of each row is its name."""
+    first = "".join(f"<th>{escape(name)}</th>" for name in head)
+    others = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    return f"<table><thead><tr>{first}</tr></thead><tbody>\n{others}</tbody></table>"
 
 
 def _safe(content: object) -> str:

@@ -58,7 +58,8 @@ class KindFigures:
 def kind_figures(records: Sequence[RequestRecord], slo: SloTargets) -> KindFigures:
     outcomes = Counter(record.outcome for record in records)
     ended = outcomes[Outcome.FINISHED] + outcomes[Outcome.FAILED]
-    met = sum(meets(record, slo) for record in records) if slo else 0
+    promised = bool(slo) or any(record.slo for record in records)
+    met = sum(meets(record, slo) for record in records) if promised else 0
     return KindFigures(
         requests=len(records),
         finished=outcomes[Outcome.FINISHED],
@@ -72,12 +73,12 @@ def kind_figures(records: Sequence[RequestRecord], slo: SloTargets) -> KindFigur
         itl=Spread.of(gap for record in records for gap in record.gaps),
         e2e=Spread.of(record.e2e_s for record in records if record.outcome is Outcome.FINISHED),
         met=met,
-        attainment=met / ended if slo and ended else None,
+        attainment=met / ended if promised and ended else None,
     )
 
 
 def meets(record: RequestRecord, slo: SloTargets) -> bool:
-    """Whether it finished and kept every promise."""
+    """Whether it finished and kept every promise: its own, or else the run's."""
     if record.outcome is not Outcome.FINISHED:
         return False
-    return slo.met_by(record.ttft_s, record.tpot_s, max(record.gaps, default=None))
+    return (record.slo or slo).met_by(record.ttft_s, record.tpot_s, max(record.gaps, default=None))

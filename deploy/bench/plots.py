@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from deploy.bench.record import RequestRecord, RunRecord
 
 Plot = dict[str, Any]
 
-COLOURS = ("#1f6feb", "#d29922", "#8250df", "#1a7f37", "#cf222e")
+COLOURS = ("#1f6feb", "#d29922", "#8250df", "#1a7f37", "#cf222e", "#bf3989", "#0a7ea4", "#9a6700", "#6e7781")
 STALL = "#cf222e"
 CDF_POINTS = 500
 SAMPLE = 40
@@ -38,18 +38,24 @@ def _cdf(
     values: Callable[[RequestRecord], Iterable[float | None]],
     promised_s: float | None,
 ) -> Plot:
-    """One curve for each kind: which share of them took at most so long."""
+    """One curve for each kind."""
+    kinds = sorted({record.kind for record in records})
+    seen = {kind: [value for r in records if r.kind == kind for value in values(r)] for kind in kinds}
+    return cdf(title, seen, promised_s)
+
+
+def cdf(title: str, seen: Mapping[str, Iterable[float | None]], promised_s: float | None = None) -> Plot:
+    """One curve for each name: which share of its values (seconds) is at most so large."""
     traces = []
-    for number, kind in enumerate(sorted({record.kind for record in records})):
-        seen = [value for record in records if record.kind == kind for value in values(record) if value is not None]
-        if not seen:
+    for number, (name, values) in enumerate(seen.items()):
+        known = [value for value in values if value is not None]
+        if not known:
             continue
-        shares = np.linspace(0, 1, min(CDF_POINTS, max(2, len(seen))))
-        line = {"color": _colour(number), "shape": "hv"}
-        times = [_ms(time) for time in np.quantile(seen, shares)]
-        name = f"{kind} (n {len(seen):,})"
-        traces.append(_lines(name, times, [round(float(share), 4) for share in shares], line))
-    plot = _plot(title, traces, "ms", "share")
+        shares = np.linspace(0, 1, min(CDF_POINTS, max(2, len(known))))
+        times = [_ms(time) for time in np.quantile(known, shares)]
+        told = [round(float(share), 4) for share in shares]
+        traces.append(lines_of(f"{name} (n {len(known):,})", times, told, {"color": colour_of(number), "shape": "hv"}))
+    plot = plot_of(title, traces, "ms", "share")
     if promised_s is not None:
         plot["layout"]["shapes"] = [
             {"type": "line", "x0": promised_s * 1e3, "x1": promised_s * 1e3, "y0": 0, "y1": 1, "yref": "paper",
@@ -59,39 +65,45 @@ def _cdf(
 
 
 def _timeline(records: Sequence[RequestRecord]) -> Plot:
-    """A row for each request of an even sample: waiting until the first token as a line, then a mark for each token."""
     chosen = sample(records)
+    title = f"Tokens of {len(chosen)} of {len(records)} requests" if len(chosen) < len(records) else "Tokens"
+    return timeline(title, chosen)
+
+
+def timeline(title: str, chosen: Sequence[RequestRecord], end_s: float | None = None) -> Plot:
+    """A row for each request: waiting until the first token as a line, then a mark for each token."""
     traces = []
     for number, kind in enumerate(sorted({record.kind for record in chosen})):
         rows = [(row, record) for row, record in enumerate(chosen) if record.kind == kind]
         waits = [(record.sent_s, record.tokens[0] if record.tokens else record.ended_s) for _, record in rows]
         wait_x = [when for start, end in waits for when in (_s(start), _s(end), None)]
         wait_y = [place for row, _ in rows for place in (row, row, None)]
-        waiting = _lines(f"{kind}, waiting", wait_x, wait_y, {"color": _colour(number), "width": 4})
+        waiting = lines_of(f"{kind}, waiting", wait_x, wait_y, {"color": colour_of(number), "width": 4})
         waiting["opacity"] = 0.35
         token_x = [_s(when) for _, record in rows for when in record.tokens]
         token_y = [row for row, record in rows for _ in record.tokens]
-        marker = {"color": _colour(number), "symbol": "line-ns-open", "size": 8}
+        marker = {"color": colour_of(number), "symbol": "line-ns-open", "size": 8}
         tokens = {"type": "scatter", "mode": "markers", "x": token_x, "y": token_y, "marker": marker}
         traces += [waiting, {**tokens, "name": f"{kind}, tokens"}]
-    title = f"Tokens of {len(chosen)} of {len(records)} requests" if len(chosen) < len(records) else "Tokens"
-    plot = _plot(title, traces, "s", "request")
+    plot = plot_of(title, traces, "s", "request")
     plot["layout"]["yaxis"]["autorange"] = "reversed"
+    if end_s is not None:
+        plot["layout"]["xaxis"]["range"] = [0, _s(end_s)]
     return plot
 
 
-def sample(records: Sequence[RequestRecord]) -> list[RequestRecord]:
-    """At most SAMPLE, evenly from all, with the first and the last of them."""
-    if len(records) <= SAMPLE:
+def sample(records: Sequence[RequestRecord], most: int = SAMPLE) -> list[RequestRecord]:
+    """At most so many, evenly from all, with the first and the last of them."""
+    if len(records) <= most:
         return list(records)
-    return [records[round(index * (len(records) - 1) / (SAMPLE - 1))] for index in range(SAMPLE)]
+    return [records[round(index * (len(records) - 1) / (most - 1))] for index in range(most)]
 
 
 def _load(run: RunRecord) -> Plot:
     """Requests under way as steps, arrivals and tokens a second as bars and a line over equal times."""
     running_x, running_y = running(run.requests)
     end = max((record.ended_s for record in run.requests), default=0.0)
-    traces = [_lines("running", running_x, running_y, {"color": COLOURS[0], "shape": "hv"})]
+    traces = [lines_of("running", running_x, running_y, {"color": COLOURS[0], "shape": "hv"})]
     if end > 0:
         width = end / BINS
         middles = [_s((index + 0.5) * width) for index in range(BINS)]
@@ -100,9 +112,9 @@ def _load(run: RunRecord) -> Plot:
         arrivals = {"type": "bar", "name": "arrivals a second", "x": middles, "y": _rates(sent, width), "opacity": 0.4}
         traces += [
             {**arrivals, "marker": {"color": COLOURS[1]}},
-            {**_lines("tokens a second", middles, _rates(came, width), {"color": COLOURS[3]}), "yaxis": "y2"},
+            {**lines_of("tokens a second", middles, _rates(came, width), {"color": COLOURS[3]}), "yaxis": "y2"},
         ]
-    plot = _plot("Load over time", traces, "s", "requests")
+    plot = plot_of("Load over time", traces, "s", "requests")
     plot["layout"]["yaxis2"] = {"title": {"text": "tokens/s"}, "overlaying": "y", "side": "right", "showgrid": False,
                                 "rangemode": "tozero"}  # fmt: skip
     return plot
@@ -115,7 +127,7 @@ def running(records: Sequence[RequestRecord]) -> tuple[list[float], list[int]]:
     return [_s(when) for when, _ in changes], counts
 
 
-def _plot(title: str, traces: list[dict[str, Any]], x: str, y: str) -> Plot:
+def plot_of(title: str, traces: list[dict[str, Any]], x: str, y: str) -> Plot:
     grey = "rgba(128,128,128,0.25)"
     axis = {"gridcolor": grey, "zerolinecolor": grey, "rangemode": "tozero"}
     layout: dict[str, Any] = {
@@ -131,7 +143,7 @@ def _plot(title: str, traces: list[dict[str, Any]], x: str, y: str) -> Plot:
     return {"data": traces, "layout": layout}
 
 
-def _lines(name: str, x: Sequence[Any], y: Sequence[Any], line: dict[str, Any]) -> dict[str, Any]:
+def lines_of(name: str, x: Sequence[Any], y: Sequence[Any], line: dict[str, Any]) -> dict[str, Any]:
     return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": line}
 
 
@@ -139,7 +151,7 @@ def _rates(counts: Any, width: float) -> list[float]:
     return [round(int(count) / width, 3) for count in counts]
 
 
-def _colour(number: int) -> str:
+def colour_of(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 

@@ -7,6 +7,8 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
+from deploy.bench.slo import SloTargets
+
 
 class Outcome(StrEnum):
     """`unfinished`: still under way, or not yet sent, when the run was interrupted; it counts neither way."""
@@ -30,7 +32,8 @@ class CountedBy(StrEnum):
 class RequestRecord:
     """One request. `tokens` has one time for each; those of one chunk share it. `prompt_tokens` is the server's count
     where it told one, and the planned number otherwise. `error` is the kind of what went wrong, `message` its words.
-    `left`: the reader went away by itself, having seen enough; such a request is finished."""
+    `left`: the reader went away by itself, having seen enough; such a request is finished. `slo`: what was promised to
+    it alone; None where the run's promise holds."""
 
     kind: str
     due_s: float
@@ -44,6 +47,7 @@ class RequestRecord:
     error: str | None = None
     message: str = ""
     left: bool = False
+    slo: SloTargets | None = None
 
     @property
     def late_s(self) -> float:
@@ -58,6 +62,11 @@ class RequestRecord:
     def tpot_s(self) -> float | None:
         """(last - first) / (tokens - 1); None below two tokens."""
         return (self.tokens[-1] - self.tokens[0]) / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
+
+    @property
+    def second_token_s(self) -> float | None:
+        """From sending to the second token, which comes late where a prompt's KV goes elsewhere after the first."""
+        return self.tokens[1] - self.sent_s if len(self.tokens) > 1 else None
 
     @property
     def e2e_s(self) -> float:

@@ -30,9 +30,13 @@ def _spreads(kind: str, figures: KindFigures) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     for name in ("ttft", "tpot", "itl", "e2e"):
-        spread: Spread = getattr(figures, name)
-        table.add_row(name.upper(), f"{spread.n:,}", *(duration(getattr(spread, column)) for column in COLUMNS[1:]))
+        table.add_row(name.upper(), *spread_cells(getattr(figures, name)))
     return table
+
+
+def spread_cells(spread: Spread) -> list[str]:
+    """In the order of COLUMNS."""
+    return [f"{spread.n:,}", *(duration(getattr(spread, column)) for column in COLUMNS[1:])]
 
 
 def lines(found: Figures) -> list[str]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from cluster.config import EngineConfig
 from cluster.simulated.capacity import Capacity, Criterion, capacity
 from cluster.simulated.cheapest import Kind, Offer, cheapest
-from cluster.simulated.cluster import Noise, Workload, simulate
+from cluster.simulated.cluster import Noise, simulate
 from cluster.simulated.machine import Machine, by_hardware
 from cluster.simulated.seen import Simulation
-from cluster.workloads import OpenLoop
+from cluster.workloads import OpenLoop, Workload
 from scheduler.hardware import gpu
 from scheduler.policies import POLICIES
 from scheduler.roofline import ModelShape

@@ -36,6 +36,7 @@ def _record(request: SeenRequest, ended: float) -> RequestRecord:
         outcome=Outcome.FAILED if error else Outcome.UNFINISHED if request.ended is None else Outcome.FINISHED,
         counted_by=CountedBy.TOKEN_IDS if request.tokens else None,
         error=error,
+        left=request.left,
     )
 
 

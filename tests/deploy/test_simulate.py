@@ -14,10 +14,10 @@ from deploy import cli
 FEW = ["--model", "Llama-3.1-8B", "--gpu", "A100", "--rate", "2", "--duration", "20", "--ttft-ms", "2000"]
 
 
-def told(capfd: pytest.CaptureFixture[str], *arguments: str) -> Any:
+def told(capfd: pytest.CaptureFixture[str], *arguments: str, command: str = "simulate") -> Any:
     standard_output = os.dup(1)  # the command gives it to standard error for good, to keep JSON clean
     try:
-        assert cli.run(["simulate", *arguments, "--json"]) == 0
+        assert cli.run([command, *arguments, "--json"]) == 0
     finally:
         os.dup2(standard_output, 1)
         os.close(standard_output)

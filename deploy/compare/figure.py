@@ -1,0 +1,107 @@
+"""A run as one SVG file: a lane for each group with its iterations, and a row for each of a few requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from statistics import median
+
+from deploy.bench.plots import sample
+from deploy.bench.record import RequestRecord
+from deploy.compare.comparison import Compared, Comparison, Measured
+from deploy.compare.ground import Step
+from deploy.compare.html import FEW
+from deploy.demo.picture import COLOURS, LEFT, ROW, WIDTH, axis, long_row, stream_row, x_of
+from deploy.demo.record import StreamRecord
+
+TOP = 24
+_STYLE = f"{COLOURS}text{{font:12px system-ui,sans-serif;fill:var(--soft)}}text.title{{fill:var(--ink)}}"
+_LEGEND = "iterations: violet prompt tokens, blue one token of each stream; requests: a line a token, shaded stalls"
+
+
+def write_figures(found: Comparison, folder: Path) -> list[Path]:
+    """One file for each configuration that was run, of its first load, all on one scale. Raises OSError."""
+    runs = [(compared, compared.runs[0]) for compared in found.finished if compared.runs]
+    span = max((record.ended_s for _, run in runs for record in run.record.requests), default=0.0)
+    written = []
+    for compared, run in runs:
+        file = folder / f"{re.sub('[^a-z0-9]+', '-', compared.name)}.svg"
+        file.write_text(figure(compared, run, span), encoding="utf-8")
+        written.append(file)
+    return written
+
+
+def figure(compared: Compared, run: Measured, span: float) -> str:
+    """`span`: seconds from the left edge to the right one."""
+    records = [record for record in sample(run.record.requests, FEW) if record.tokens]
+    lanes = _lanes(compared, run.steps)
+    height = TOP + ROW * (len(lanes) + len(records)) + 28
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+        f"<title>{escape(compared.name)}</title><style>{_STYLE}</style>",
+        f'<rect width="{WIDTH}" height="{height}" fill="var(--page)"/>',
+        f'<text class="title" x="0" y="14">{escape(compared.name)}</text><text x="{LEFT}" y="14">{_LEGEND}</text>',
+    ]
+    for number, (label, steps) in enumerate(lanes):
+        parts += _lane(label, steps, TOP + ROW * number, span, apart=compared.configuration.kind == "alternate")
+    for number, record in enumerate(records, len(lanes)):
+        parts += _request(record, TOP + ROW * number, span)
+    parts += axis(span, height - 22)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _request(record: RequestRecord, top: int, span: float) -> Iterator[str]:
+    stream = StreamRecord(record.sent_s, record.tokens)
+    if record.kind == "stream":
+        return stream_row(stream, "a stream", top, span)
+    return long_row(stream, f"{record.prompt_tokens or 0:,} tokens", top, span)
+
+
+def _lanes(compared: Compared, steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:
+    """Groups in their order, by what they do."""
+    roles = [of.role for of in compared.resources.groups for _ in range(of.count)] if compared.resources else []
+    by_group: dict[int, list[Step]] = {}
+    for step in steps:
+        by_group.setdefault(step.group, []).append(step)
+    several = len(by_group) > 1
+    return [
+        (_label(roles[group] if group < len(roles) else "colocated", group, several), by_group[group])
+        for group in sorted(by_group)
+    ]
+
+
+def _label(role: str, group: int, several: bool) -> str:
+    if role == "colocated":
+        return f"group {group + 1}" if several else "iterations"
+    return role
+
+
+def _lane(label: str, steps: Sequence[Step], top: int, span: float, apart: bool) -> Iterator[str]:
+    """`apart`: an iteration of both is a forward of the prompt's and then one of a stream's. What the second took is
+    not measured by itself: it is drawn as long as one without a prompt."""
+    yield f'<text x="0" y="{top + 15}">{escape(label)}</text>'
+    alone = [step.end_s - step.start_s for step in steps if not step.prefill_tokens]
+    for step in steps:
+        if step.prefill_tokens and step.decodes and apart:
+            turn = max(step.start_s, step.end_s - (median(alone) if alone else 0.0))
+            yield _box(step, step.start_s, turn, top + 3, 16, "--long", span)
+            yield _box(step, turn, step.end_s, top + 3, 16, "--token", span)
+        elif step.prefill_tokens and step.decodes:
+            yield _box(step, step.start_s, step.end_s, top + 3, 11, "--long", span)
+            yield _box(step, step.start_s, step.end_s, top + 14, 5, "--token", span)
+        else:
+            colour = "--long" if step.prefill_tokens else "--token"
+            yield _box(step, step.start_s, step.end_s, top + 3, 16, colour, span)
+
+
+def _box(step: Step, start: float, end: float, top: int, height: int, colour: str, span: float) -> str:
+    """With a seam before the next one."""
+    left, right = x_of(max(0.0, start), span), x_of(min(end, span), span)
+    width = max(0.3, right - left - 0.6)
+    told = f"{step.prefill_tokens} prompt tokens, {step.decodes} streams, {(step.end_s - step.start_s) * 1e3:.0f} ms"
+    return (
+        f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{height}" fill="var({colour})" opacity=".75">'
+        f"<title>{told}</title></rect>"
+    )
