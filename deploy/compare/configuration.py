@@ -36,8 +36,6 @@ class Configuration:
         if self.kind != "separated":
             changed: dict[str, Any] = {"policy": self.kind}
             return _changed(base, changed if self.chunk_size is None else {**changed, "chunk_size": self.chunk_size})
-        if "mode" not in EngineConfig.model_fields:
-            raise ValueError("there is no separated mode yet")
         prefill, decode = self.split or half_and_half(base.groups)
         if prefill + decode != base.groups:
             raise ValueError(f"{prefill} prefill and {decode} decode groups are not the {base.groups} of the others")

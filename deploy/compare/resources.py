@@ -72,14 +72,14 @@ class Resources:
 
 def threads_of(config: EngineConfig) -> int:
     """Of each rank on this machine, where all of them run on it: a thread for each of its CPUs and no more."""
-    return config.threads or max(1, (os.cpu_count() or 1) // (config.groups * config.tp))
+    ranks = sum(groups.ranks for groups in _groups(config))
+    return config.threads or max(1, (os.cpu_count() or 1) // ranks)
 
 
 def _groups(config: EngineConfig) -> tuple[Groups, ...]:
-    if getattr(config, "mode", "colocated") == "colocated":
+    if not config.separated:
         return (Groups("colocated", config.groups, config.tp),)
-    prefill_tp, decode_tp = getattr(config, "prefill_tp", None), getattr(config, "decode_tp", None)
     return (
-        Groups("prefill", int(getattr(config, "prefill_groups", 1)), prefill_tp or config.tp),
-        Groups("decode", int(getattr(config, "decode_groups", 1)), decode_tp or config.tp),
+        Groups("prefill", config.prefill_groups, config.prefill_tp or config.tp),
+        Groups("decode", config.decode_groups, config.decode_tp or config.tp),
     )

@@ -73,16 +73,18 @@ class _Running:
         compared.resources = session.resources
         session.warm_up(self._plan.loads[0].workload)
         for load in self._plan.loads:
-            compared.runs.append(self._measure(compared, session, load, self._promises))
+            name = f"{compared.name}, {load.name}" if load.name else compared.name
+            measured = self._measure(name, session, load, self._promises)
+            compared.runs.append(measured)
+            run = measured.record
+            self._say(f"{name}: {len(run.requests)} requests in {run.duration_s:.1f} s")
 
-    def _measure(self, compared: Compared, session: Session, load: Load, promises: Promises) -> Measured:
-        name = f"{compared.name}, {load.name}" if load.name else compared.name
+    def _measure(self, name: str, session: Session, load: Load, promises: Promises) -> Measured:
         seen = session.run(promises.asked_in(load.workload), f"{self._salt}/{name}", self._watch(name))
         run = promises.judging(seen.record)
         if run.requests and not any(record.outcome is Outcome.FINISHED for record in run.requests):
             errors = figures(run).errors
             raise RuntimeError(f"no request was served: {next(iter(errors), 'no answer')}")
-        self._say(f"{name}: {len(run.requests)} requests in {run.duration_s:.1f} s")
         return Measured(
             load=load,
             record=run,

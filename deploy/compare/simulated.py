@@ -37,8 +37,6 @@ class SimulatedGround:
     @contextmanager
     def open(self, config: EngineConfig) -> Iterator[Session]:
         """Raises ValueError where the model does not fit, and for what is not simulated."""
-        if getattr(config, "mode", "colocated") != "colocated":
-            raise ValueError("separated groups are not simulated yet")
         yield SimulatedSession(config, by_hardware(config, self._shape, self._hardware), self._hardware.name)
 
 

@@ -1,0 +1,112 @@
+"""A comparison on real workers: a server of its own for each configuration, one after another, over HTTP."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+
+from cluster.config import EngineConfig
+from cluster.workloads import interference
+from deploy.compare import Load, Plan, Session, compare, configurations
+from deploy.compare.figure import write_figures
+from deploy.compare.served import ServedGround
+from deploy.ports import check_port
+from deploy.running import APPLICATION, Address
+
+
+@pytest.fixture(scope="module")
+def address(ray_cluster: None) -> Iterator[Address]:
+    address = Address("127.0.0.1", check_port("127.0.0.1", 0))
+    serve.start(http_options=HTTPOptions(host=address.host, port=address.port))
+    yield address
+    serve.shutdown()
+
+
+def test_a_small_comparison(address: Address, tiny_model_dir: Path, tmp_path: Path) -> None:
+    base = EngineConfig(
+        model=str(tiny_model_dir), groups=2, num_blocks=80, profile_seconds=0, ttft_ms=60_000, tpot_ms=60_000
+    )
+    load = interference(3, 300, lead=4, tail=4)
+    schedulers: list[str] = []
+
+    class Watched(ServedGround):
+        @contextmanager
+        def open(self, config: EngineConfig) -> Iterator[Session]:
+            with super().open(config) as session:
+                schedulers.extend(actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)
+                                  if actor["name"].startswith("scheduler-"))  # fmt: skip
+                yield session
+
+    found = compare(Plan(base, configurations(["whole", "chunked"], [64]), [Load("", load)]), Watched(address))
+    assert [(of.name, of.failure) for of in found.compared] == [("whole", None), ("chunked 64", None)]
+    assert len(set(schedulers)) == 2, "each has an engine of its own"
+    assert found.warnings == []
+    for of in found.compared:
+        assert of.resources is not None
+        assert (of.resources.ranks, of.resources.total_kv_tokens) == (2, 2 * 80 * 16)
+        assert of.resources.threads == max(1, (os.cpu_count() or 1) // 2)
+        (run,) = of.runs
+        assert (run.figures.finished, run.figures.met, run.second_token.n) == (4, 4, 4)
+        assert [record.prompt_tokens for record in run.record.requests] == [16, 16, 16, 300]
+        computed = sum(step.prefill_tokens for step in run.steps)
+        assert computed >= 300 + 3 * 16, "nothing of it was cached, in either"
+        assert {step.group for step in run.steps} == {0, 1}
+    whole, chunked = (of.runs[0] for of in found.compared)
+    assert max(step.prefill_tokens for step in whole.steps) >= 300
+    assert max(step.prefill_tokens for step in chunked.steps) == 64
+    assert [file.name for file in write_figures(found, tmp_path)] == ["whole.svg", "chunked-64.svg"]
+    assert APPLICATION not in serve.status().applications
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"{address.url}/health", trust_env=False).raise_for_status()
+
+
+def test_one_that_cannot_be_started_is_told_and_the_next_one_runs(address: Address, tiny_model_dir: Path) -> None:
+    """A decode kernel that is not there on a CPU: found out by the workers, as late as can be."""
+    base = EngineConfig(model=str(tiny_model_dir), num_blocks=80, profile_seconds=0, ttft_ms=60_000, tpot_ms=60_000)
+
+    class Flawed(ServedGround):
+        @contextmanager
+        def open(self, config: EngineConfig) -> Iterator[Session]:
+            flawed = config.model_copy(update={"attention": "flash_attn"}) if config.policy == "whole" else config
+            with super().open(flawed) as session:
+                yield session
+
+    load = Load("", interference(1, 40, lead=2, tail=2))
+    found = compare(Plan(base, configurations(["whole", "chunked"], [64]), [load]), Flawed(address))
+    whole, chunked = found.compared
+    assert whole.failure is not None
+    assert "\n" not in whole.failure
+    assert chunked.failure is None
+    assert chunked.runs[0].figures.finished == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ctrl_c_ends_everything_and_keeps_what_had_finished(tiny_model_dir: Path, tmp_path: Path) -> None:
+    page = tmp_path / "a.html"
+    load = ["--streams", "2", "--long", "200", "--num-blocks", "200", "--profile-seconds", "0"]
+    asked = ["--configurations", "whole,chunked", "--ttft-ms", "60000", "--tpot-ms", "60000", "--html", str(page)]
+    command = [sys.executable, "-m", "deploy.cli", "compare", "--model", str(tiny_model_dir), *load, *asked]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        for line in process.stderr:
+            if re.search("chunked 64 .2 of", line):
+                break
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Only whole was run to its end" in out
+    assert "interrupted: 1 of 5" in page.read_text(encoding="utf-8")
