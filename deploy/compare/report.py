@@ -13,6 +13,8 @@ from deploy.compare.comparison import Compared, Comparison, Measured
 from deploy.compare.verdict import verdict
 
 FORMAT = "stallfree-compare/1"
+LENGTHS = 16
+"""Of prompts, whose promised TTFT is told one by one."""
 
 
 def as_json(found: Comparison, *, raw: bool = False) -> dict[str, Any]:
@@ -25,7 +27,7 @@ def as_json(found: Comparison, *, raw: bool = False) -> dict[str, Any]:
         "asked": _asked(found.plan.base),
         "slo": {
             **found.promised.as_body(),
-            "ttft_ms_by_prompt_tokens": {str(tokens): ms(ttft) for tokens, ttft in found.ttft_by_length.items()},
+            "ttft_ms_by_prompt_tokens": {str(tokens): ms(ttft) for tokens, ttft in _few(found, LENGTHS)},
         },
         "warnings": found.warnings,
         "configurations": [_compared(compared, raw) for compared in found.compared],
@@ -141,9 +143,7 @@ def warnings(found: Comparison) -> list[str]:
 
 def _promise(found: Comparison) -> str:
     slo = found.promised
-    by_length = [
-        f"{duration(ttft)} for {tokens:,} tokens" for tokens, ttft in _few(sorted(found.ttft_by_length.items()))
-    ]
+    by_length = [f"{duration(ttft)} for {tokens:,} tokens" for tokens, ttft in _few(found, 4)]
     ttft = ", ".join(by_length) if slo.ttft_s is None else duration(slo.ttft_s)
     told = [
         *([f"TTFT {ttft}"] if ttft else []),
@@ -153,5 +153,9 @@ def _promise(found: Comparison) -> str:
     return "; ".join(told) or "nothing"
 
 
-def _few(pairs: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    return pairs if len(pairs) <= 4 else [pairs[0], pairs[len(pairs) // 2], pairs[-1]]
+def _few(found: Comparison, most: int) -> list[tuple[int, float]]:
+    """At most so many prompt lengths with their TTFT, evenly from all, the shortest and the longest among them."""
+    pairs = sorted(found.ttft_by_length.items())
+    if len(pairs) <= most:
+        return pairs
+    return [pairs[round(index * (len(pairs) - 1) / (most - 1))] for index in range(most)]

@@ -68,7 +68,6 @@ def said(scores: Sequence[Score], promised: bool = True) -> str:
 
 
 def _first(best: Score, even: Sequence[Score], scores: Sequence[Score]) -> str:
-    worst = min(scores, key=lambda score: score.rank)
     kept = _kept(best) if len(even) == 1 or _kept(best) == _kept(min(even, key=lambda s: s.share)) else _range(even)
     names = _and([score.name for score in even])
     if not best.met:
@@ -78,10 +77,19 @@ def _first(best: Score, even: Sequence[Score], scores: Sequence[Score]) -> str:
         return f"No configuration keeps the promises for this load; {nearest} nearest with {kept}."
     if len(even) == len(scores):
         return f"All configurations keep the promises equally well: {kept}."
-    against = f"{kept}, against {_kept(worst, shortly=True)} under {worst.name}"
+    against = f"{kept}, against {_others([score for score in scores if score not in even])}"
     if len(even) > 1:
         return f"{names} keep the promises equally well: {against}."
     return f"{best.name} is right for this load: {against}."
+
+
+def _others(others: Sequence[Score]) -> str:
+    """The next best, and the worst where that is another."""
+    following, worst = max(others, key=lambda score: score.rank), min(others, key=lambda score: score.rank)
+    next_best = f"{_kept(following, shortly=True)} under {following.name}"
+    if following is worst:
+        return next_best
+    return f"{next_best}, the next best, and {_kept(worst, shortly=True)} under {worst.name}, the worst"
 
 
 def _extremes(scores: Sequence[Score]) -> str:

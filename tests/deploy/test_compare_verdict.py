@@ -29,6 +29,11 @@ def test_with_the_figures_swapped_the_verdict_is_the_other_one() -> None:
     assert "(1.50 s under slo)" in told
 
 
+def test_the_next_best_and_the_worst() -> None:
+    told = said([WHOLE, SLO, replace(WHOLE, name="alternate", met=0), replace(WHOLE, name="chunked", met=15)])
+    assert ", against 15 under chunked, the next best, and 0 under alternate, the worst." in told
+
+
 def test_the_order_does_not_matter() -> None:
     assert said([WHOLE, SLO]) == said([SLO, WHOLE])
 
