@@ -51,7 +51,7 @@ app.command()(fetch)
 app.command()(plan)
 app.command()(with_engine_options(simulate, leave_out=LEFT_OUT))
 app.command()(trace)
-app.command()(bench)
+app.command()(with_load_options(bench))
 app.command()(with_engine_options(with_load_options(compare), leave_out=LEFT_OUT_OF_COMPARE))
 
 

@@ -13,7 +13,7 @@ _PANEL = "Load"
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "rate": (str, {"help": "Requests a second; a ramp's first and last, 1:8. [1]"}),
     "duration": (float, {"help": "Seconds in which requests arrive. [30]", "min": 0}),
-    "burstiness": (float, {"help": "gamma: 1 is Poisson, below 1 bursts. [0.5]", "min": 0}),
+    "burstiness": (float, {"help": "gamma: 1 is Poisson, below 1 bursts, above 1 a steady beat. [0.5]", "min": 0}),
     "concurrency": (int, {"help": "concurrency: requests under way. [8]", "min": 1}),
     "requests": (int, {"help": "concurrency: requests in all. [64]", "min": 1, "max": 1_000_000}),
     "streams": (int, {"help": "interference: streams that run when the long prompt comes. [8]", "min": 1, "max": 4096}),

@@ -19,39 +19,10 @@ if TYPE_CHECKING:
 def bench(
     url: Annotated[str | None, typer.Argument(help="The server, such as http://127.0.0.1:8000.")] = None,
     *,
+    load: dict[str, Any],
     workload: Annotated[
         str, typer.Option(help="poisson, gamma, ramp, concurrency, interference or trace.")
     ] = "poisson",
-    rate: Annotated[str | None, typer.Option(help="Requests a second; a ramp's first and last, 1:8. [1]")] = None,
-    duration: Annotated[float | None, typer.Option(help="Seconds in which requests arrive. [30]", min=0)] = None,
-    burstiness: Annotated[
-        float | None, typer.Option(help="gamma: 1 is Poisson, below 1 bursts, above 1 a steady beat. [0.5]", min=0)
-    ] = None,
-    concurrency: Annotated[int | None, typer.Option(help="concurrency: requests under way. [8]", min=1)] = None,
-    requests: Annotated[
-        int | None, typer.Option(help="concurrency: requests in all. [64]", min=1, max=1_000_000)
-    ] = None,
-    streams: Annotated[
-        int | None, typer.Option(help="interference: streams that run when the long prompt comes. [8]", min=1, max=4096)
-    ] = None,
-    long: Annotated[
-        int | None, typer.Option(help="interference: tokens of the long prompt. [2048]", min=1, max=1 << 20)
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="trace: a file in Azure's CSV or Mooncake's JSONL format.", dir_okay=False)
-    ] = None,
-    rate_scale: Annotated[float | None, typer.Option(help="trace: so many times as fast. [1]")] = None,
-    length_scale: Annotated[float | None, typer.Option(help="trace: so many times as long. [1]")] = None,
-    max_requests: Annotated[int | None, typer.Option(help="trace: the first so many requests.", min=1)] = None,
-    max_prompt: Annotated[int | None, typer.Option(help="trace: prompts are cut to this.", min=1)] = None,
-    max_output: Annotated[int | None, typer.Option(help="trace: outputs are cut to this.", min=1)] = None,
-    prompt_tokens: Annotated[
-        str | None, typer.Option(help="512, 64:1024 (uniform) or lognormal:512:0.8. [256; 16 for interference]")
-    ] = None,
-    output_tokens: Annotated[str | None, typer.Option(help="Likewise. [64; 1024 for interference]")] = None,
-    shared_prefix: Annotated[
-        int | None, typer.Option(help="Tokens that all prompts begin with, on top of theirs.", min=0, max=1 << 20)
-    ] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals, lengths and prompts.")] = 0,
     warmup: Annotated[int, typer.Option(help="Requests before the run, not recorded.", min=0, max=100_000)] = 0,
     skip: Annotated[float, typer.Option(help="Seconds at the run's beginning that are not counted.", min=0)] = 0,
@@ -92,24 +63,7 @@ def bench(
     from deploy.bench.target import Target
     from deploy.bench.wanted import Wanted, description, plan_of
 
-    wanted = Wanted(
-        rate=rate,
-        duration=duration,
-        burstiness=burstiness,
-        concurrency=concurrency,
-        requests=requests,
-        streams=streams,
-        long=long,
-        trace=trace,
-        rate_scale=rate_scale,
-        length_scale=length_scale,
-        max_requests=max_requests,
-        max_prompt=max_prompt,
-        max_output=max_output,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        shared_prefix=shared_prefix,
-    )
+    wanted = Wanted(**load)
     try:
         promised = SloTargets() if slo is None else parse_slo(slo)
         if send_slo and not promised:
