@@ -23,7 +23,6 @@ class Score:
     name: str
     met: int
     ended: int
-    goodput_per_s: float
     ttft_p99_s: float | None
     stall_s: float | None
     rate: float | None = None
@@ -150,8 +149,6 @@ def _ttft(score: Score) -> float:
 def _score(compared: Compared) -> Score:
     runs = compared.runs
     figures = [run.figures for run in runs]
-    window = sum(found.window_s for found in figures)
-    met = sum(found.met for found in figures)
     offered = [(run.load.offered_per_s or 0.0, run.figures.attainment or 0.0) for run in runs]
     holding: float | None = None
     if len(runs) > 1:
@@ -162,9 +159,8 @@ def _score(compared: Compared) -> Score:
             holding = rate
     return Score(
         name=compared.name,
-        met=met,
+        met=sum(found.met for found in figures),
         ended=sum(found.finished + found.failed for found in figures),
-        goodput_per_s=met / window if window else 0.0,
         ttft_p99_s=max((found.ttft.p99 for found in figures if found.ttft.p99 is not None), default=None),
         stall_s=max((found.largest_stall_s for found in figures if found.largest_stall_s is not None), default=None),
         rate=holding,
