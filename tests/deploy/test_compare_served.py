@@ -19,6 +19,7 @@ from ray.serve.config import HTTPOptions
 
 from cluster.config import EngineConfig
 from cluster.workloads import interference
+from deploy.app import NAMESPACE
 from deploy.compare import Load, Plan, Session, compare, configurations
 from deploy.compare.figure import write_figures
 from deploy.compare.served import ServedGround
@@ -45,13 +46,13 @@ def test_a_small_comparison(address: Address, tiny_model_dir: Path, tmp_path: Pa
         @contextmanager
         def open(self, config: EngineConfig) -> Iterator[Session]:
             with super().open(config) as session:
-                schedulers.extend(actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)
-                                  if actor["name"].startswith("scheduler-"))  # fmt: skip
+                actors = ray.util.list_named_actors(all_namespaces=True)
+                schedulers.extend(actor["name"] for actor in actors if actor["namespace"] == NAMESPACE)
                 yield session
 
     found = compare(Plan(base, configurations(["whole", "chunked"], [64]), [Load("", load)]), Watched(address))
     assert [(of.name, of.failure) for of in found.compared] == [("whole", None), ("chunked 64", None)]
-    assert len(set(schedulers)) == 2, "each has an engine of its own"
+    assert len(set(schedulers)) == len(schedulers) == 2, "each has an engine of its own"
     assert found.warnings == []
     for of in found.compared:
         assert of.resources is not None
