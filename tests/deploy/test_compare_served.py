@@ -73,6 +73,7 @@ def test_a_small_comparison(address: Address, tiny_model_dir: Path, tmp_path: Pa
         httpx.get(f"{address.url}/health", trust_env=False).raise_for_status()
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_started_is_told_and_the_next_one_runs(address: Address, tiny_model_dir: Path) -> None:
     """A decode kernel that is not there on a CPU: found out by the workers, as late as can be."""
     base = EngineConfig(model=str(tiny_model_dir), num_blocks=80, profile_seconds=0, ttft_ms=60_000, tpot_ms=60_000)
