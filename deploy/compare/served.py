@@ -17,7 +17,7 @@ from deploy.bench.monitor import Watcher
 from deploy.bench.record import RunRecord
 from deploy.bench.slo import SloTargets
 from deploy.bench.target import Target
-from deploy.compare.ground import Say, Seen, Session, Step
+from deploy.compare.ground import Say, Seen, Session, Step, Transfers
 from deploy.compare.resources import Resources
 
 WARM_UP_PROMPT, WARM_UP_OUTPUT = 512, 8
@@ -90,23 +90,34 @@ class ServedSession:
 
     def run(self, load: Workload, salt: str, watch: Watcher) -> Seen:
         record = asyncio.run(drive(self._target(salt), load, progress=watch))
-        return Seen(record, self._steps(record))
+        entries = during(self._logged(), record)
+        steps = tuple(_step(entry, record.started_at) for entry in entries)
+        return Seen(record, steps, transfers(entries) if self._config.separated else None)
 
     def _target(self, salt: str) -> Target:
         return Target(self._server.address.url, extra={"cache_salt": salt})
 
-    def _steps(self, record: RunRecord) -> tuple[Step, ...]:
-        """Those of the decision log that fall into the run; empty where it is not kept."""
+    def _logged(self) -> list[dict[str, Any]]:
+        """The decision log; empty where it is not kept."""
         asked = {"after": -1, "limit": min(STEPS, max(1, self._config.iterations_kept))}
+        url = f"{self._server.address.url}/v1/stallfree/iterations"
         try:
-            answer = httpx.get(
-                f"{self._server.address.url}/v1/stallfree/iterations", params=asked, timeout=60, trust_env=False
-            )
-            entries = answer.raise_for_status().json()["data"]
+            answer = httpx.get(url, params=asked, timeout=60, trust_env=False).raise_for_status()
+            return list(answer.json()["data"])
         except (httpx.HTTPError, ValueError, KeyError):
-            return ()
-        steps = (_step(entry, record.started_at) for entry in entries)
-        return tuple(step for step in steps if step.end_s > 0 and step.start_s < record.duration_s)
+            return []
+
+
+def during(entries: list[dict[str, Any]], record: RunRecord) -> list[dict[str, Any]]:
+    """Iterations that fall into the run."""
+    start, end = record.started_at * 1e3, (record.started_at + record.duration_s) * 1e3
+    return [entry for entry in entries if entry["start_ms"] < end and entry["start_ms"] + entry["actual_ms"] > start]
+
+
+def transfers(entries: list[dict[str, Any]]) -> Transfers:
+    """Of KV that arrived meanwhile: the log tells them with the iteration after which they were known."""
+    moved = [each for entry in entries for each in entry.get("transfers", ())]
+    return Transfers(tuple(each["send_ms"] / 1e3 for each in moved), sum(each["bytes"] for each in moved))
 
 
 def _step(entry: dict[str, Any], started_at: float) -> Step:

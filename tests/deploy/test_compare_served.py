@@ -20,9 +20,11 @@ from ray.serve.config import HTTPOptions
 from cluster.config import EngineConfig
 from cluster.workloads import interference
 from deploy.app import NAMESPACE
+from deploy.bench import RunRecord
 from deploy.compare import Load, Plan, Session, compare, configurations
 from deploy.compare.figure import write_figures
-from deploy.compare.served import ServedGround
+from deploy.compare.ground import Transfers
+from deploy.compare.served import ServedGround, during, transfers
 from deploy.ports import check_port
 from deploy.running import APPLICATION, Address
 
@@ -71,6 +73,17 @@ def test_a_small_comparison(address: Address, tiny_model_dir: Path, tmp_path: Pa
     assert APPLICATION not in serve.status().applications
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"{address.url}/health", trust_env=False).raise_for_status()
+
+
+def test_transfers_are_those_of_the_run() -> None:
+    run = RunRecord((), duration_s=2.0, started_at=100.0, open_loop=True)
+    moved = {"request": "a", "bytes": 4096, "send_ms": 1.5, "wait_ms": 2.0}
+    times = [(99_000.0, 500.0), (99_900.0, 200.0), (101_000.0, 10.0), (102_500.0, 10.0)]
+    log = [{"start_ms": start, "actual_ms": took, "transfers": [moved]} for start, took in times]
+    log[2]["transfers"] = [moved, moved]
+    del log[1]["transfers"]
+    assert during(log, run) == log[1:3]
+    assert transfers(during(log, run)) == Transfers((0.0015, 0.0015), 8192)
 
 
 @pytest.mark.slow
