@@ -72,6 +72,13 @@ class BlockPool:
             self._unheld.pop(block, None)
             self._references[block] = self._references.get(block, 0) + 1
 
+    def hold(self, blocks: Iterable[int]) -> None:
+        """One more reference to each, whatever it holds. Raises ValueError for one that is not referenced."""
+        for block in blocks:
+            if block not in self._references:
+                raise ValueError(f"block {block} is not referenced")
+            self._references[block] += 1
+
     def release(self, blocks: Seq[int]) -> None:
         """Give blocks of a sequence back, in the order of its positions: the last ones are reused first, since those
         before them are of use without them, and they are of none without those before.

@@ -18,7 +18,7 @@ from scheduler.sampling import SamplingParams
 from scheduler.slo import Grant, Promise
 
 MARK = "stallfree"
-VERSION = 3
+VERSION = 4
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ def _plan_fields(plan: IterationPlan) -> list[Any]:
     return [
         plan.iteration,
         list(plan.releases),
-        [[a.slot, list(a.tokens), a.prompt_tokens, _sampling_fields(a.sampling)] for a in plan.admissions],
+        [_admission_fields(a) for a in plan.admissions],
         [_forward_fields(f) for f in plan.forwards],
     ]
 
@@ -118,9 +118,15 @@ def _forward(body: Any) -> Forward:
     )
 
 
+def _admission_fields(a: Admission) -> list[Any]:
+    return [a.slot, list(a.tokens), a.prompt_tokens, _sampling_fields(a.sampling), a.computed, list(a.blocks)]
+
+
 def _admission(body: Any) -> Admission:
-    slot, tokens, prompt_tokens, sampling = _fields(body, 4, "admission")
-    return Admission(_count(slot), _counts(tokens), _count(prompt_tokens), _sampling(sampling))
+    slot, tokens, prompt_tokens, sampling, computed, blocks = _fields(body, 6, "admission")
+    return Admission(
+        _count(slot), _counts(tokens), _count(prompt_tokens), _sampling(sampling), _count(computed), _counts(blocks)
+    )
 
 
 def _segment(body: Any) -> Segment:

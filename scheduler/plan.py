@@ -17,12 +17,17 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence enters a free slot. `tokens` are its prompt (`prompt_tokens` of them) and what it had produced."""
+    """A sequence enters a free slot. `tokens` are its prompt (`prompt_tokens` of them) and what it had produced.
+
+    The KV of its first `computed` tokens is there already, in `blocks`, its block table so far.
+    """
 
     slot: int
     tokens: tuple[int, ...]
     prompt_tokens: int
     sampling: SamplingParams
+    computed: int = 0
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,11 @@ class Delta(NamedTuple):  # which is frozen as well, and made in a third of the 
 
 
 class Phase(Enum):
+    """HELD: without a slot, until another group's scheduler takes it over (`scheduler.exchange`)."""
+
     WAITING = "waiting"
     RUNNING = "running"
+    HELD = "held"
     FINISHED = "finished"
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from scheduler.blocks import BlockPool
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from scheduler.blocks import BlockPool, BlockTable
 from scheduler.line import Line
 from scheduler.plan import Admission
 from scheduler.prefixes import Prefixes
@@ -23,6 +26,7 @@ class Residents:
         self._free_slots = list(range(slots - 1, -1, -1))
         self._entering: dict[int, Sequence] = {}
         self._leaving: list[int] = []
+        self._arriving = 0
 
     @property
     def free_slots(self) -> int:
@@ -34,23 +38,58 @@ class Residents:
         What others have computed of it already is shared with them. Every stream may want one more block soon: a
         newcomer that takes the last ones would be thrown out again.
         """
-        if not self._free_slots:
+        room = self._take_room(sequence, sequence.length)
+        if room is None:
             return False
-        shared = self._prefixes.found(sequence)
-        needed = self._pool.blocks_for(sequence.length) - len(shared)
-        if self._pool.available - self._pool.unheld(shared) - needed < len(self.line):
-            return False
-        self._pool.share(shared)
-        own = self._pool.allocate(needed)
-        assert own is not None  # so many are available
-        sequence.slot = self._free_slots.pop()
-        sequence.blocks.extend(shared)
-        sequence.blocks.extend(own)
+        sequence.slot, blocks, shared = room
+        sequence.blocks.extend(blocks)
         sequence.prefill_target = sequence.length
-        self._prefixes.enter(sequence, shared)
+        self._prefixes.enter(sequence, blocks[:shared])
         self.line.join(sequence)
         self._entering[sequence.slot] = sequence
         return True
+
+    def _take_room(self, sequence: Sequence, tokens: int) -> tuple[int, BlockTable, int] | None:
+        """A slot, and blocks for so many of its tokens, of which the first are shared: how many. None, and nothing
+        taken, where there is no room."""
+        shared = self._prefixes.found(sequence)
+        if self._left(shared, tokens) is None:
+            return None
+        self._pool.share(shared)
+        own = self._pool.allocate(self._pool.blocks_for(tokens) - len(shared))
+        assert own is not None  # so many are available
+        return self._free_slots.pop(), BlockTable([*shared, *own]), len(shared)
+
+    def _left(self, shared: Seq[int], tokens: int) -> int | None:
+        """Blocks available beside those of so many tokens; None where that leaves the streams none."""
+        if not self._free_slots:
+            return None
+        left = self._pool.available - self._pool.unheld(shared) - (self._pool.blocks_for(tokens) - len(shared))
+        return left if left >= len(self.line) + self._arriving else None
+
+    # Places for sequences that are computed in another group.
+
+    def room_for(self, sequence: Sequence) -> int | None:
+        """Blocks that would be left available beside its context and one more token; None where there is no room."""
+        return self._left(self._prefixes.found(sequence), sequence.prefill_target + 1)
+
+    def reserve(self, sequence: Sequence) -> tuple[int, BlockTable, int] | None:
+        """As `enter`, for its context and one more token, while it is still computed elsewhere."""
+        room = self._take_room(sequence, sequence.prefill_target + 1)
+        self._arriving += room is not None
+        return room
+
+    def free_place(self, slot: int, blocks: Seq[int]) -> None:
+        """Who was to come does not."""
+        self._arriving -= 1
+        self._pool.release(blocks)
+        self._free_slots.append(slot)
+
+    def settle(self, sequence: Sequence) -> None:
+        """It has come, and has the slot and the blocks that were reserved."""
+        self._arriving -= 1
+        self.line.join(sequence)
+        self._entering[sequence.slot] = sequence
 
     def vacate(self, sequence: Sequence) -> None:
         """Take its slot and its blocks away. What was computed may still be there when it comes back."""
@@ -76,10 +115,7 @@ class Residents:
     def take_admissions(self) -> tuple[Admission, ...]:
         """Of those that entered since the last call."""
         entering, self._entering = self._entering, {}
-        return tuple(
-            Admission(slot, tuple(sequence.tokens), len(sequence.request.prompt), sequence.request.sampling)
-            for slot, sequence in entering.items()
-        )
+        return tuple(map(_admission, entering.values()))
 
     def take_releases(self) -> tuple[int, ...]:
         """Slots that were vacated since the last call, of those that workers know to be taken."""
@@ -91,9 +127,24 @@ class Residents:
         self._leaving.clear()
         self._pool.forget_all()
 
-    def check(self) -> None:
-        """Conservation of slots and blocks. Raises ValueError naming what broke."""
-        self._pool.check(sequence.blocks for sequence in self.line)
-        slots = [sequence.slot for sequence in self.line] + self._free_slots
-        if sorted(slots) != list(range(self._slots)):
-            raise ValueError(f"slots lost or given twice: {sorted(slots)}")
+    def check(self, tables: Iterable[Seq[int]] = (), slots: Iterable[int] = ()) -> None:
+        """Conservation of slots and blocks, with the `tables` and `slots` of those that are not in the line. Raises
+        ValueError naming what broke."""
+        self._pool.check([*(sequence.blocks for sequence in self.line), *tables])
+        all_slots = [*(sequence.slot for sequence in self.line), *slots, *self._free_slots]
+        if sorted(all_slots) != list(range(self._slots)):
+            raise ValueError(f"slots lost or given twice: {sorted(all_slots)}")
+
+
+def _admission(sequence: Sequence) -> Admission:
+    """What workers have heard of blocks they know to be computed, up to the last token."""
+    request, told = sequence.request, sequence.blocks_sent
+    computed = sequence.computed if told else 0
+    return Admission(
+        sequence.slot,
+        tuple(sequence.tokens),
+        len(request.prompt),
+        request.sampling,
+        computed,
+        tuple(sequence.blocks[:told]),
+    )

@@ -8,6 +8,8 @@ given away in the same or the next plan. Several plans may be under way at once:
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from scheduler.admission import check_request
@@ -16,6 +18,7 @@ from scheduler.booking import book_forward, entering_a_block, still_running
 from scheduler.budget import Batch
 from scheduler.config import SchedulerConfig
 from scheduler.errors import RequestRefused
+from scheduler.exchange import Exchange, Role
 from scheduler.gate import Gate, Queue
 from scheduler.ledger import Ledger
 from scheduler.line import Line
@@ -34,9 +37,21 @@ KV_CAPACITY = "kv_capacity"
 
 
 class Scheduler:
-    """`prefix_key`: secret bytes (up to 64) for the digests of blocks, where clients do not trust each other."""
+    """`prefix_key`: secret bytes (up to 64) for the digests of blocks, where clients do not trust each other.
 
-    def __init__(self, config: SchedulerConfig, policy: Policy, prefix_key: bytes = b"") -> None:
+    With a role other than `both` sequences travel between schedulers (see `exchange`): those have to have the same
+    `prefix_key`, and one count of `orders`, by which sequences are older or younger.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        policy: Policy,
+        prefix_key: bytes = b"",
+        *,
+        role: Role = "both",
+        orders: Iterator[int] | None = None,
+    ) -> None:
         self.config = config
         self.policy = policy
         self.pool = BlockPool(config.num_blocks, config.block_size)
@@ -45,11 +60,12 @@ class Scheduler:
         self.prefixes = Prefixes(self.pool, enabled=config.prefix_caching, key=prefix_key)
         self._residents = Residents(config.max_running, self.pool, self.prefixes)
         self._running = self._residents.line
+        self.exchange = Exchange(role, self._sequences, self._waiting, self._residents, self.pool, self.prefixes)
         self._in_flight: dict[int, InFlight] = {}
         self._ledger = Ledger()
         self._gave_way: list[str] = []
         self._iteration = 0
-        self._next_order = 0
+        self._orders = orders or itertools.count()
         self._tally = Tally()
         self.promises = PromiseBook()
         self.gate: Gate | None = None
@@ -78,14 +94,14 @@ class Scheduler:
         sequence = Sequence(
             request=request,
             arrival=now - request.age_s,
-            order=self._next_order,
+            order=next(self._orders),
             tokens=[*request.prompt, *request.produced],
             promise=self._promise(request),
         )
         sequence.slo_class = request.slo_class or (DEFAULT_CLASS if request.promise is None else CUSTOM_CLASS)
         if self.gate is not None and not request.produced:
             self._pass_gate(sequence, now)
-        self._next_order += 1
+        self.exchange.bound(sequence)
         self._sequences[request.request_id] = sequence
         self._waiting.join(sequence)
 
@@ -124,6 +140,20 @@ class Scheduler:
         self._end(sequence, finish)
         return True
 
+    def end(self, request_id: str, finish: Finish, reason: str) -> None:
+        """End a request for what went wrong with it alone. One that is not known is no error."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._end(sequence, finish, reason)
+
+    def sequence(self, request_id: str) -> Sequence | None:
+        return self._sequences.get(request_id)
+
+    @property
+    def tokens_to_compute(self) -> int:
+        """Of prompts, running and waiting."""
+        return sum(s.length - s.computed for s in (*self._running, *self._waiting) if s.prefilling or s.slot < 0)
+
     def fail_all(self, reason: str) -> None:
         """End every request with an error, after the workers were lost."""
         for sequence in list(self._sequences.values()):
@@ -132,7 +162,7 @@ class Scheduler:
 
     def requeue_all(self) -> None:
         """Start every running sequence over from its tokens, for workers that are new and know nothing."""
-        for sequence in list(self._running):
+        for sequence in [*self._running, *(held for held in self.exchange.held if held.blocks)]:
             self._preempt(sequence, "workers_lost")
         self._forget_workers()
         for sequence in list(self._waiting):
@@ -140,9 +170,10 @@ class Scheduler:
                 self._end(sequence, Finish.LENGTH, KV_CAPACITY)
 
     def _forget_workers(self) -> None:
-        for sequence in self._waiting:
+        for sequence in (*self._waiting, *self.exchange.held):
             sequence.pending = 0
         self._in_flight.clear()
+        self.exchange.forget_workers()
         self._residents.forget_workers()
 
     def take_timings(self) -> list[TokenTiming]:
@@ -156,6 +187,16 @@ class Scheduler:
     def take_deltas(self) -> list[Delta]:
         """What came outside of a commit (grants, and who was aborted, outgrew the pool, failed) since the last call."""
         return self._ledger.take_deltas()
+
+    def written(self, sequence: Sequence) -> int:
+        """Tokens of a running or held sequence whose KV has been written: computed, and not only planned to be."""
+        under_way = [
+            chunk.offset
+            for in_flight in self._in_flight.values()
+            for chunk in in_flight.chunks
+            if chunk.request_id == sequence.request_id
+        ]
+        return min(under_way, default=sequence.computed)
 
     @property
     def idle(self) -> bool:
@@ -214,9 +255,12 @@ class Scheduler:
             elif token in sequence.stop_token_ids:
                 self._end(sequence, Finish.STOP, str(token))
             else:
+                handed_over = self.exchange.unbound(sequence)
                 delta = self._ledger.book(sequence, token, (logprobs[index],) if index in logprobs else (), now)
                 if delta.finish is not None:
                     self._finish(sequence, delta)
+                elif handed_over:
+                    self.exchange.hold(sequence)
         return deltas + self.take_deltas()
 
     def _compose(self, now: float) -> tuple[list[Mix], bool]:
@@ -239,7 +283,12 @@ class Scheduler:
 
     def _admit_waiting(self) -> None:
         """First come, first served: nobody overtakes a request that does not fit yet, so that none starves."""
-        while self._waiting and self._waiting[0].pending == 0 and self._residents.enter(self._waiting[0]):
+        while (
+            self._waiting
+            and self._waiting[0].pending == 0
+            and self.exchange.may_enter()
+            and self._residents.enter(self._waiting[0])
+        ):
             sequence = self._waiting[0]
             self._waiting.leave(sequence)
             sequence.phase, sequence.chunk_at = Phase.RUNNING, self._iteration
@@ -264,7 +313,7 @@ class Scheduler:
         gave_way = False
         while sequence.phase is Phase.RUNNING and not self._residents.grow(sequence, count):
             gave_way = True
-            if len(self._running) == 1:
+            if len(self._running) == 1 and not self.exchange.arriving:
                 self._end(sequence, Finish.LENGTH, KV_CAPACITY)
             else:
                 victim = self.policy.victim(self._running)
@@ -274,11 +323,18 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, cause: PreemptionCause) -> None:
         """Take blocks and slot away; the sequence computes its tokens again once its whole context fits."""
-        self._residents.vacate(sequence)
-        sequence.phase = Phase.WAITING
+        if sequence.phase is Phase.HELD:
+            self.exchange.drop(sequence)
+        else:
+            self._residents.vacate(sequence)
         sequence.preemptions += 1
         self._tally.preempted(cause)
-        self._waiting.join(sequence)
+        if self.exchange.gives_back(sequence):
+            self.exchange.give_back(sequence)
+        else:
+            sequence.phase = Phase.WAITING
+            self.exchange.bound(sequence)
+            self._waiting.join(sequence)
 
     # Results.
 
@@ -293,6 +349,9 @@ class Scheduler:
             self._residents.vacate(sequence)
         elif sequence.phase is Phase.WAITING:
             self._waiting.leave(sequence)
+        elif sequence.phase is Phase.HELD:
+            self.exchange.drop(sequence)
+        self.exchange.placed.discard(sequence.request_id)
         sequence.phase = Phase.FINISHED
         del self._sequences[sequence.request_id]
         self._ledger.close(sequence, last)
@@ -307,6 +366,7 @@ class Scheduler:
             "iterations": self._iteration,
             "running": len(self._running),
             "waiting": len(self._waiting),
+            **self.exchange.figures(),
             **self._tally.figures(self.pool, self.prefixes),
             "tokens_outstanding": sum(sequence.outstanding for sequence in self._sequences.values()),
         }
@@ -322,6 +382,6 @@ class Scheduler:
 
     def check(self) -> None:
         """Invariants that hold between any two calls. Raises ValueError naming the one that broke."""
-        self._residents.check()
-        if len(self._sequences) != len(self._running) + len(self._waiting):
+        self._residents.check(self.exchange.tables, self.exchange.slots)
+        if len(self._sequences) != len(self._running) + len(self._waiting) + len(self.exchange.held):
             raise ValueError("a sequence is in no queue or in two")

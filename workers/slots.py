@@ -44,7 +44,7 @@ class Slots:
         self._require_taken(slot)
         self.sampling[slot] = None
 
-    def admit(self, admission: Admission) -> None:
+    def admit(self, admission: Admission, num_blocks: int) -> None:
         slot, count = admission.slot, len(admission.tokens)
         if not 0 <= slot < len(self.sampling):
             raise PlanError(f"slot {slot} of {len(self.sampling)}")
@@ -52,10 +52,13 @@ class Slots:
             raise PlanError(f"slot {slot} is taken")
         if not 0 < count < self.tokens.shape[1] or not 0 < admission.prompt_tokens <= count:
             raise PlanError(f"{count} tokens do not fit a slot of {self.tokens.shape[1] - 1}")
+        if admission.computed >= count:
+            raise PlanError(f"of {count} tokens {admission.computed} are computed, which leaves none")
         self.tokens[slot, :count] = admission.tokens
-        self.lengths[slot], self.computed[slot], self.block_counts[slot] = count, 0, 0
+        self.lengths[slot], self.computed[slot], self.block_counts[slot] = count, admission.computed, 0
         self.prompt_lengths[slot] = admission.prompt_tokens
         self.sampling[slot] = admission.sampling
+        self._append_blocks(slot, admission.blocks, num_blocks)
 
     def batch(self, forward: Forward, num_blocks: int, block_size: int) -> Batch:
         """Append the forward's new blocks to their tables and describe it, decodes first. Raises PlanError."""

@@ -113,12 +113,12 @@ class Worker:
     def execute(self, plan: IterationPlan) -> IterationResult:
         """Run a plan: releases, admissions, then its forwards in order. Raises PlanError for one that contradicts what
         this worker knows; what goes wrong with one sequence is among the result's `errors`."""
-        if self._slots is None:
+        if self._slots is None or self._cache is None:
             raise PlanError("allocate the KV pool first")
         for slot in plan.releases:
             self._slots.release(slot)
         for admission in plan.admissions:
-            self._slots.admit(admission)
+            self._slots.admit(admission, self._cache.blocks)
         sampled: list[Sampled] = []
         seconds: list[float] = []
         for forward in plan.forwards:

@@ -39,7 +39,9 @@ plans = st.builds(
     IterationPlan,
     iteration=counts,
     forwards=st.lists(forwards, max_size=3).map(tuple),
-    admissions=st.lists(st.builds(Admission, counts, token_lists, counts, samplings), max_size=3).map(tuple),
+    admissions=st.lists(
+        st.builds(Admission, counts, token_lists, counts, samplings, counts, token_lists), max_size=3
+    ).map(tuple),
     releases=token_lists,
 )
 results = st.builds(
@@ -149,7 +151,7 @@ def test_another_version_and_another_kind_are_named() -> None:
     plan = IterationPlan(1, ())
     body = msgpack.unpackb(codec.encode_plan(plan))
     body[1] = 99
-    with pytest.raises(WireError, match="version 99, this side speaks version 3"):
+    with pytest.raises(WireError, match="version 99, this side speaks version 4"):
         codec.decode_plan(msgpack.packb(body))
     with pytest.raises(WireError, match="kind 'plan' where 'result' was expected"):
         codec.decode_result(codec.encode_plan(plan))

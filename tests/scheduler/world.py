@@ -86,7 +86,11 @@ class StrictWorker:
         assert 0 <= admission.slot < self.max_running
         assert admission.slot not in self.slots, f"slot {admission.slot} given twice"
         assert 0 < admission.prompt_tokens <= len(admission.tokens)
-        self.slots[admission.slot] = SlotState(list(admission.tokens), admission.prompt_tokens)
+        assert admission.computed < len(admission.tokens)
+        assert admission.computed <= len(admission.blocks) * self.block_size
+        self.slots[admission.slot] = SlotState(
+            list(admission.tokens), admission.prompt_tokens, list(admission.blocks), admission.computed
+        )
 
     def _segments(self, forward: Forward) -> list[Segment]:
         new_blocks: dict[int, tuple[int, ...]] = {}
