@@ -27,7 +27,7 @@ class Side:
     closed: set[int] = field(default_factory=set)
 
     def referenced(self, blocks: tuple[int, ...]) -> bool:
-        return all(block in self.scheduler.pool._references for block in blocks)  # noqa: SLF001
+        return all(block in self.scheduler.pool._references for block in blocks)
 
 
 @dataclass
