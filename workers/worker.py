@@ -22,6 +22,8 @@ from workers.attention import PAGE_SIZE, check_page_size, make_attention, make_l
 from workers.config import WorkerConfig, WorkerDescription
 from workers.kv_cache import KvCache, bytes_per_block
 from workers.kv_dtype import choose_kv_dtype, name_of
+from workers.kv_pages import make_pages
+from workers.kv_transfer import KvTransfer
 from workers.loader import checkpoint_dtype
 from workers.model import LlamaModel, Shard, check_degree, read_config
 from workers.parallel import Ranks
@@ -34,6 +36,7 @@ class Worker:
         self.config = config
         self._slots: Slots | None = None
         self._cache: KvCache | None = None
+        self._transfer: KvTransfer | None = None
 
     # Coming up.
 
@@ -104,6 +107,18 @@ class Worker:
             self._device,
         )
         self._slots = Slots(self.config.max_running, self.max_model_len, self.block_size)
+        self._transfer = None
+
+    @property
+    def transfer(self) -> KvTransfer:
+        """Of this rank's pages to ranks of other groups. Raises PlanError before there are any."""
+        if self._cache is None:
+            raise PlanError("allocate the KV pool first")
+        if self._transfer is None:
+            self._transfer = KvTransfer(
+                make_pages(self._cache), self.model.shard.kv_heads, self._device, time.perf_counter
+            )
+        return self._transfer
 
     def close(self) -> None:
         self.ranks.close()
@@ -125,6 +140,8 @@ class Worker:
             started = time.perf_counter()
             sampled += self._forward(forward, self._slots)
             seconds.append(time.perf_counter() - started)
+        if self._transfer is not None:
+            self._transfer.computed()
         return IterationResult(
             plan.iteration,
             tokens=tuple(s.token for s in sampled),

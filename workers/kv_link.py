@@ -1,0 +1,151 @@
+"""A link between a rank that sends KV and one that takes it: two processes, a process group of their own.
+
+Headers and answers are small tensors over gloo, so that nothing waits on a GPU for who may not come; the content goes
+over NCCL where both ranks have CUDA devices, else over gloo as well. No other collective of either rank is touched: a
+link is made, broken and made again without the worker groups of its two ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workers.parallel import Part, split
+
+TIMEOUT = timedelta(seconds=60)
+"""For a message that has begun. A peer that died is noticed at once: its connection is closed."""
+IDLE = timedelta(days=365)
+HEADER_WORDS = 6
+SENDER, TAKER = 0, 1
+Payload = Literal["gloo", "nccl"]
+
+
+class LinkError(Exception):
+    """The other side is gone, hangs, or speaks otherwise than agreed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """`name` is the link's, the same on both sides; `heads` are the KV heads of the model that go over it. `address` is
+    where the taking rank listens, `own_address` that of this rank's interface."""
+
+    name: str
+    heads: Part
+    address: str
+    own_address: str
+    payload: Payload = "gloo"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a message holds: `count` blocks for the places `first` .. of those that were opened under `lease`."""
+
+    number: int
+    lease: int
+    first: int
+    count: int
+    bytes: int
+
+    def tensor(self) -> Tensor:
+        words = [self.number, self.lease, self.first, self.count, self.bytes, 0]
+        return torch.tensor(words, dtype=torch.int64)
+
+
+class Link:
+    """One side, connected. Every method blocks, and raises LinkError."""
+
+    def __init__(self, config: LinkConfig, store: dist.Store, rank: int) -> None:
+        self.config = config
+        self._peer = 1 - rank
+        try:
+            self._control: Any = _gloo(store, rank, config.own_address)
+            self._payload: Any = self._control if config.payload == "gloo" else _nccl(store, rank)
+        except (RuntimeError, ValueError) as error:
+            raise LinkError(f"link {config.name} cannot be made: {_line(error)}") from None
+
+    @classmethod
+    def to_taker(cls, config: LinkConfig, port: int) -> Link:
+        """From the sending rank, to where the taking one listens."""
+        try:
+            store = dist.TCPStore(config.address, port, None, is_master=False, timeout=TIMEOUT)
+        except (RuntimeError, ValueError) as error:
+            raise LinkError(f"link {config.name}: nobody listens: {_line(error)}") from None
+        return cls(config, store, SENDER)
+
+    def send(self, header: Header, content: Tensor) -> bool:
+        """A message, content [bytes] of uint8. Whether the other side took it: it refuses what is for a stale lease."""
+        answer = torch.zeros(1, dtype=torch.int64)
+        try:
+            self._control.send([header.tensor()], self._peer, 0).wait(TIMEOUT)
+            self._payload.send([content], self._peer, 0).wait(TIMEOUT)
+            self._control.recv([answer], self._peer, 0).wait(TIMEOUT)
+        except RuntimeError as error:
+            raise LinkError(f"link {self.config.name}: {_line(error)}") from None
+        return bool(answer.item())
+
+    def next_header(self) -> Header:
+        """Waits for as long as it takes."""
+        words = torch.zeros(HEADER_WORDS, dtype=torch.int64)
+        self._recv(self._control, words, IDLE)
+        return Header(*(int(word) for word in words[:5]))
+
+    def content(self, count: int, device: torch.device) -> Tensor:
+        """That follows a header: [count] of uint8."""
+        over_gloo = self._payload is self._control
+        content = torch.empty(count, dtype=torch.uint8, device="cpu" if over_gloo else device)
+        self._recv(self._payload, content, TIMEOUT)
+        return content
+
+    def answer(self, taken: bool) -> None:
+        try:
+            self._control.send([torch.tensor([int(taken)], dtype=torch.int64)], self._peer, 0).wait(TIMEOUT)
+        except RuntimeError as error:
+            raise LinkError(f"link {self.config.name}: {_line(error)}") from None
+
+    def _recv(self, group: Any, into: Tensor, timeout: timedelta) -> None:
+        try:
+            group.recv([into], self._peer, 0).wait(timeout)
+        except RuntimeError as error:
+            raise LinkError(f"link {self.config.name}: {_line(error)}") from None
+
+
+def listen(address: str) -> tuple[dist.TCPStore, int]:
+    """Where a sending rank finds this one: a store on a free port of its own."""
+    store = dist.TCPStore(address, 0, None, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+    return store, int(store.port)
+
+
+def overlaps(heads: int, senders: int, takers: int) -> list[tuple[int, int, Part]]:
+    """(sending rank, taking rank, KV heads) of every pair of ranks that have heads in common, for a model of `heads` KV
+    heads on groups of so many ranks."""
+    found = []
+    for s, mine in enumerate(split(heads, senders)):
+        for t, theirs in enumerate(split(heads, takers)):
+            start, stop = max(mine.start, theirs.start), min(mine.stop, theirs.stop)
+            if start < stop:
+                found.append((s, t, Part(start, stop)))
+    return found
+
+
+def _gloo(store: dist.Store, rank: int, own_address: str) -> Any:
+    options: Any = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address)]
+    options._timeout = TIMEOUT
+    options._threads = 1
+    return dist.ProcessGroupGloo(dist.PrefixStore("control", store), rank, 2, options)  # type: ignore[call-overload]
+
+
+def _nccl(store: dist.Store, rank: int) -> Any:
+    kind = getattr(dist, "ProcessGroupNCCL", None)
+    if kind is None:
+        raise ValueError("this build of torch has no NCCL")
+    return kind(dist.PrefixStore("payload", store), rank, 2)
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
