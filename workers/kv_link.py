@@ -12,11 +12,12 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
 
 from workers.parallel import Part, split
 
+dist: Any = torch.distributed  # whose stores and process groups have no types
 TIMEOUT = timedelta(seconds=60)
 """For a message that has begun. A peer that died is noticed at once: its connection is closed."""
 IDLE = timedelta(days=365)
@@ -59,12 +60,12 @@ class Header:
 class Link:
     """One side, connected. Every method blocks, and raises LinkError."""
 
-    def __init__(self, config: LinkConfig, store: dist.Store, rank: int) -> None:
+    def __init__(self, config: LinkConfig, store: Any, rank: int) -> None:
         self.config = config
         self._peer = 1 - rank
         try:
             self._control: Any = _gloo(store, rank, config.own_address)
-            self._payload: Any = self._control if config.payload == "gloo" else _nccl(store, rank)
+            self._payload: Any = self._control if config.payload == "gloo" else _OnStream(_nccl(store, rank))
         except (RuntimeError, ValueError) as error:
             raise LinkError(f"link {config.name} cannot be made: {_line(error)}") from None
 
@@ -114,7 +115,29 @@ class Link:
             raise LinkError(f"link {self.config.name}: {_line(error)}") from None
 
 
-def listen(address: str) -> tuple[dist.TCPStore, int]:
+class _OnStream:
+    """NCCL on a stream of its own: on the default one its operations would wait for the forward, and that for them."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> _OnStream:
+        with torch.cuda.stream(self._stream):
+            self._group.send(tensors, peer, tag).wait()
+        return self
+
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> _OnStream:
+        with torch.cuda.stream(self._stream):
+            self._group.recv(tensors, peer, tag).wait()
+        return self
+
+    def wait(self, timeout: timedelta) -> None:
+        """Until the content has gone, or has come."""
+        self._stream.synchronize()
+
+
+def listen(address: str) -> tuple[Any, int]:
     """Where a sending rank finds this one: a store on a free port of its own."""
     store = dist.TCPStore(address, 0, None, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
     return store, int(store.port)
@@ -132,15 +155,15 @@ def overlaps(heads: int, senders: int, takers: int) -> list[tuple[int, int, Part
     return found
 
 
-def _gloo(store: dist.Store, rank: int, own_address: str) -> Any:
+def _gloo(store: Any, rank: int, own_address: str) -> Any:
     options: Any = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address)]
     options._timeout = TIMEOUT
     options._threads = 1
-    return dist.ProcessGroupGloo(dist.PrefixStore("control", store), rank, 2, options)  # type: ignore[call-overload]
+    return dist.ProcessGroupGloo(dist.PrefixStore("control", store), rank, 2, options)
 
 
-def _nccl(store: dist.Store, rank: int) -> Any:
+def _nccl(store: Any, rank: int) -> Any:
     kind = getattr(dist, "ProcessGroupNCCL", None)
     if kind is None:
         raise ValueError("this build of torch has no NCCL")

@@ -63,8 +63,8 @@ class DevicePages:
     def __init__(self, planes: Sequence[Tensor]) -> None:
         self._planes = byte_planes(planes)
         self._device = planes[0].device
-        self._stream = torch.cuda.Stream(self._device)
-        self._written = torch.cuda.Event()
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._written: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def block_bytes(self, heads: int) -> int:
         return sum(plane.shape[0] * plane.shape[2] * heads * plane.shape[4] for plane in self._planes)
@@ -90,7 +90,7 @@ class DevicePages:
 def gather(planes: Sequence[Tensor], blocks: Sequence[int], heads: Part) -> Tensor:
     """[bytes] of uint8, of byte planes, in the order of `HostPages.read`."""
     index = torch.tensor(blocks, dtype=torch.int64, device=planes[0].device)
-    return torch.cat([p.index_select(1, index)[:, :, :, heads.start : heads.stop].reshape(-1) for p in planes])
+    return torch.cat([p.index_select(1, index).narrow(3, heads.start, heads.size).reshape(-1) for p in planes])
 
 
 def scatter(planes: Sequence[Tensor], blocks: Sequence[int], heads: Part, content: Tensor) -> None:
@@ -99,8 +99,8 @@ def scatter(planes: Sequence[Tensor], blocks: Sequence[int], heads: Part, conten
     at = 0
     for plane in planes:
         shape = _part_shape(plane.shape, len(blocks), heads)
-        part = content[at : at + math.prod(shape)].view(shape)
-        plane[:, :, :, heads.start : heads.stop].index_copy_(1, index, part)
+        part = content.narrow(0, at, math.prod(shape)).view(shape)
+        plane.narrow(3, heads.start, heads.size).index_copy_(1, index, part)
         at += math.prod(shape)
 
 

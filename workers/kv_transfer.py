@@ -11,9 +11,9 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from workers.kv_link import TAKER, Header, Link, LinkConfig, LinkError, listen
 from workers.kv_pages import Pages
@@ -191,7 +191,7 @@ class KvTransfer:
 
     # Taking.
 
-    def _take(self, config: LinkConfig, store: dist.TCPStore) -> None:
+    def _take(self, config: LinkConfig, store: Any) -> None:
         """Until the sender is gone."""
         local = Part(config.heads.start - self._heads.start, config.heads.stop - self._heads.start)
         try:

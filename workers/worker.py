@@ -7,6 +7,7 @@ so that each of them knows the next input without being told.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ class Worker:
         self._slots: Slots | None = None
         self._cache: KvCache | None = None
         self._transfer: KvTransfer | None = None
+        self._making_transfer = threading.Lock()
 
     # Coming up.
 
@@ -114,10 +116,11 @@ class Worker:
         """Of this rank's pages to ranks of other groups. Raises PlanError before there are any."""
         if self._cache is None:
             raise PlanError("allocate the KV pool first")
-        if self._transfer is None:
-            self._transfer = KvTransfer(
-                make_pages(self._cache), self.model.shard.kv_heads, self._device, time.perf_counter
-            )
+        with self._making_transfer:
+            if self._transfer is None:
+                self._transfer = KvTransfer(
+                    make_pages(self._cache), self.model.shard.kv_heads, self._device, time.perf_counter
+                )
         return self._transfer
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from scheduler.plan import Admission, Forward, IterationPlan
 from scheduler.sampling import SamplingParams
@@ -304,3 +305,15 @@ def test_whatever_the_pages_hold_moves(data: st.DataObject) -> None:
     for now, same, right in zip(byte_planes(there.planes), other, wanted, strict=True):
         assert torch.equal(now, right), "these blocks and heads, and nothing else"
         assert torch.equal(same, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_pages_on_cuda_by_shape(dtype: torch.dtype) -> None:
+    """What a device copies, under fake tensors of device cuda."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        kv = KvCache(2, 9, 256, 3, 64, dtype, torch.device("cuda:0"))
+        planes = byte_planes(kv.planes)
+        content = gather(planes, [4, 2, 7], Part(1, 3))
+        assert (content.dtype, content.device.type) == (torch.uint8, "cuda")
+        assert content.numel() == 3 * bytes_per_block(2, 256, 2, 64, dtype)
+        scatter(planes, [0, 1, 2], Part(1, 3), content)
