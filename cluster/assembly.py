@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
 from cluster.tuning import Tuning, gate_for, policy_for
+from scheduler.exchange import Role
 from scheduler.scheduler import Scheduler, SchedulerConfig
 from workers.config import WorkerConfig, WorkerDescription
 
@@ -52,8 +54,17 @@ def engine_info(
     )
 
 
-def make_scheduler(config: EngineConfig, info: EngineInfo, tuning: Tuning | None = None) -> Scheduler:
-    """A group's scheduler, sized by the engine's facts, with the promises that its measured workers allow."""
+def make_scheduler(
+    config: EngineConfig,
+    info: EngineInfo,
+    tuning: Tuning | None = None,
+    *,
+    role: Role = "both",
+    orders: Iterator[int] | None = None,
+    prefix_key: bytes | None = None,
+) -> Scheduler:
+    """A group's scheduler, sized by the engine's facts, with the promises that its measured workers allow. Groups whose
+    sequences travel have a role each, and one count of `orders` and one `prefix_key` in common."""
     sizes = SchedulerConfig(
         num_blocks=info.num_blocks,
         block_size=info.block_size,
@@ -64,7 +75,8 @@ def make_scheduler(config: EngineConfig, info: EngineInfo, tuning: Tuning | None
         prefix_caching=config.prefix_caching,
     )
     policy = policy_for(config, config.policy, config.chunk_size, info, tuning)
-    scheduler = Scheduler(sizes, policy, prefix_key=secrets.token_bytes(32))
+    key = secrets.token_bytes(32) if prefix_key is None else prefix_key
+    scheduler = Scheduler(sizes, policy, prefix_key=key, role=role, orders=orders)
     if tuning is not None:
         scheduler.promises = tuning.promises
         scheduler.gate = gate_for(config, config.policy, tuning)

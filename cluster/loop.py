@@ -138,6 +138,10 @@ class IterationLoop:
         if self.scheduler.abort(request_id, finish):
             self._wake.set()
 
+    def wake(self) -> None:
+        """There may be something to run that did not come by `add`."""
+        self._wake.set()
+
     def end_requests(self, reason: str) -> None:
         """End every request with an error, at once."""
         self.scheduler.fail_all(reason)

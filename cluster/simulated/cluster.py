@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 from cluster.assembly import make_scheduler
 from cluster.config import EngineConfig
@@ -16,11 +18,13 @@ from cluster.simulated.executor import SimulatedExecutor, until
 from cluster.simulated.machine import Machine
 from cluster.simulated.prompts import prompt_tokens
 from cluster.simulated.seen import SeenIterations, SeenRequest, Simulation, Step
+from cluster.simulated.transfers import SimulatedTransfers
 from cluster.simulated.virtual_time import VirtualLoop, run_virtual
 from cluster.tuning import Tuning, promise_book
 from cluster.workloads import ClosedLoop, Interference, OpenLoop, PlannedRequest, Workload
 from scheduler.costmodel import OnlineCostModel
 from scheduler.errors import RequestRefused
+from scheduler.exchange import Role
 from scheduler.progress import InFlight, Served
 from scheduler.request import Delta, Finish, Request
 
@@ -69,8 +73,6 @@ class SimulatedCluster:
         may_miss: int | None = None,
         keep_steps: bool = False,
     ) -> None:
-        if config.separated:
-            raise ValueError("--mode separated is not simulated yet; take --mode colocated")
         self._machine = machine
         self._virtual = loop
         cost = OnlineCostModel(machine.cost)
@@ -84,10 +86,21 @@ class SimulatedCluster:
         self._iterations = SeenIterations()
         self._steps: list[Step] | None = [] if keep_steps else None
         self._came = asyncio.Event()
-        self.loops = [self._group(config, number, noise.factors(number)) for number in range(config.groups)]
+        self._orders, self._prefix_key = count(), secrets.token_bytes(32)
+        self.loops = [
+            self._group(config_of(config, role), number, role, noise.factors(number))
+            for number, role in enumerate(roles_of(config))
+        ]
+        self._entries = self.loops[: config.prefill_groups] if config.separated else self.loops
+        self._transfers: SimulatedTransfers | None = None
+        if config.separated:
+            if machine.link is None:
+                raise ValueError("a calibration does not say what lies between two groups; give --gpu")
+            self._transfers = SimulatedTransfers(dict(enumerate(self.loops)), machine.link, loop)
 
-    def _group(self, config: EngineConfig, number: int, factor: Callable[[], float]) -> IterationLoop:
-        scheduler = make_scheduler(config, self._machine.info, self._tuning)
+    def _group(self, config: EngineConfig, number: int, role: Role, factor: Callable[[], float]) -> IterationLoop:
+        info, key = self._machine.info, self._prefix_key
+        scheduler = make_scheduler(config, info, self._tuning, role=role, orders=self._orders, prefix_key=key)
         predict = self._machine.cost.predict
 
         def duration(under_way: InFlight) -> float:
@@ -121,7 +134,8 @@ class SimulatedCluster:
         groups = len(self.loops)
         gpus = groups * self._machine.info.tp
         given_up, steps = self._hopeless.is_set(), tuple(self._steps or ())
-        return Simulation(self._requests, self._iterations, ended, groups, gpus, given_up, steps)
+        moved = () if self._transfers is None else tuple(self._transfers.moved)
+        return Simulation(self._requests, self._iterations, ended, groups, gpus, given_up, steps, moved)
 
     async def _follow(self, workload: Workload) -> None:
         if isinstance(workload, OpenLoop):
@@ -171,12 +185,17 @@ class SimulatedCluster:
 
         await asyncio.gather(*(leave(number) for number in range(len(streams))))
 
+    def _advance(self) -> None:
+        if self._transfers is not None:
+            self._transfers.advance()
+
     async def _until(self, true: Callable[[], bool]) -> None:
         """Looked at whenever a token came or a request ended."""
         while not true():
             await self._came.wait()
 
     def _tell(self) -> None:
+        self._advance()
         self._came.set()
         self._came = asyncio.Event()
 
@@ -188,12 +207,13 @@ class SimulatedCluster:
         seen = SeenRequest(planned, now, len(prompt), self._tuning.promises.promise(len(prompt)))
         self._requests.append(seen)
         try:
-            least_loaded(self.loops).add(request)
+            least_loaded(self._entries).add(request)
         except RequestRefused as refused:
             seen.refused = refused.code
             self._note_miss(seen)
             return None
         self._seen[request.request_id] = seen
+        self._advance()
         return self._ends.setdefault(request.request_id, asyncio.Event())
 
     # What the loops tell.
@@ -242,6 +262,24 @@ class _Numbered:
 
     def ends(self, deltas: list[Delta], served: list[Served]) -> None:
         self.cluster.ends(deltas, served)
+
+
+def roles_of(config: EngineConfig) -> list[Role]:
+    """Of each group, in their order. Raises ValueError for what is not simulated."""
+    if not config.separated:
+        both: list[Role] = ["both"] * config.groups
+        return both
+    if {config.prefill_tp or config.tp, config.decode_tp or config.tp} != {config.tp}:
+        raise ValueError("simulated groups have one tensor-parallel degree; leave out --prefill-tp and --decode-tp")
+    prefill: list[Role] = ["prefill"] * config.prefill_groups
+    decode: list[Role] = ["decode"] * config.decode_groups
+    return prefill + decode
+
+
+def config_of(config: EngineConfig, role: Role) -> EngineConfig:
+    """With the policy that groups of a role have."""
+    own = config.prefill_policy if role == "prefill" else None
+    return config if own is None else config.model_copy(update={"policy": own})
 
 
 def _over(request: SeenRequest) -> bool:

@@ -20,11 +20,26 @@ CUDA_PAGE = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """Between the ranks of one group and those of another, each with its counterpart: bytes of a KV block, bytes a
+    second of all ranks together, and the seconds of an empty transfer."""
+
+    block_bytes: float
+    bandwidth: float
+    latency_s: float
+
+    def seconds(self, blocks: int) -> float:
+        return self.latency_s + blocks * self.block_bytes / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
-    """`cost` gives the seconds of an iteration; `info` are the facts that a live engine of it would tell."""
+    """`cost` gives the seconds of an iteration; `info` are the facts that a live engine of it would tell. `link` is
+    what lies between two groups; None where it is not known."""
 
     cost: CostModel
     info: EngineInfo
+    link: Link | None = None
 
     @property
     def kv_tokens(self) -> int:
@@ -57,7 +72,8 @@ def by_hardware(config: EngineConfig, shape: ModelShape, hardware: Hardware) -> 
         attention="simulated",
         transport="simulated",
     )
-    return Machine(Roofline(shape, hardware, config.tp), info)
+    link = Link(shape.kv_bytes_per_token * block_size, hardware.link_bytes * config.tp, hardware.link_latency_s)
+    return Machine(Roofline(shape, hardware, config.tp), info, link)
 
 
 def _blocks(config: EngineConfig, shape: ModelShape, hardware: Hardware, block_size: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from cluster.loop import IterationRecord
 from cluster.workloads import PlannedRequest
 from scheduler.budget import NOTHING_WANTED
+from scheduler.handoff import Moved
 from scheduler.slo import Outcome, Promise
 
 
@@ -109,7 +110,7 @@ class Simulation:
     """A finished run. `ended` is the moment at which the last request ended; `gpus` that all `groups` together
     have.
     `gave_up`: more requests had missed their promise than may, so that the rest was not waited for. `steps` are all
-    iterations, where they were to be kept."""
+    iterations, where they were to be kept; `moved` the KV that went from one group to another."""
 
     requests: Sequence[SeenRequest]
     iterations: SeenIterations
@@ -118,6 +119,7 @@ class Simulation:
     gpus: int
     gave_up: bool = False
     steps: tuple[Step, ...] = ()
+    moved: tuple[Moved, ...] = ()
 
     @property
     def attainment(self) -> float:

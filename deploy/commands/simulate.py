@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.config import SEPARATED_ONLY
 from deploy.errors import CommandError
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ LEFT_OUT = frozenset(
     {
         *("served_model_name", "device", "dtype", "kv_dtype", "attention", "transport", "threads", "slo_classes"),
         *("profile_seconds", "iterations_kept", "iteration_log"),
-        *("mode", *SEPARATED_ONLY),
     }
 )
 """Fields of the configuration that only workers and servers have."""
@@ -28,7 +26,6 @@ def simulate(
     *,
     engine: dict[str, str],
     gpu: Annotated[str | None, typer.Option(help="A known GPU, such as A100-80 or H100.")] = None,
-    mode: Annotated[str, typer.Option(help="colocated: every group takes prompts and decodes.")] = "colocated",
     weights: Annotated[str, typer.Option(help="Weight format: bf16, fp32, fp8, int4, ...")] = "bf16",
     kv: Annotated[str, typer.Option(help="KV format.")] = "bf16",
     peak_tflops: Annotated[float | None, typer.Option(help="Of a GPU not in the table.")] = None,
@@ -87,9 +84,6 @@ def simulate(
     from deploy.output import Output
     from deploy.simulation.asked import Asked
 
-    if mode != "colocated":
-        separated = mode == "separated"
-        raise CommandError(f"--mode {mode} is not there{' yet' if separated else ''}; it is colocated", 2)
     if find_capacity and find_cheapest:
         raise CommandError("--find-capacity and --find-cheapest are two questions; ask one", 2)
     if html is not None and not html.absolute().parent.is_dir():
@@ -194,6 +188,8 @@ def _cheapest(
 
     if asked.calibration is not None or asked.gpu is not None:
         raise ValueError("--find-cheapest compares the GPUs of --gpus; leave out --gpu and --calibration")
+    if asked.config.separated:
+        raise ValueError("--find-cheapest compares colocated groups; leave out --mode separated")
     compared = kinds_of(*kinds)
     table = None if prices is None else read_prices(prices, compared)
     offers = find_cheapest(

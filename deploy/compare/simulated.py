@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +13,13 @@ from cluster.tuning import promise_book
 from cluster.workloads import ClosedLoop, Interference, OpenLoop, PlannedRequest, Workload
 from deploy.bench.monitor import Progress, Watcher
 from deploy.bench.slo import SloTargets
-from deploy.compare.ground import Ground, Seen, Session, Step
+from deploy.compare.ground import Ground, Seen, Session, Step, Transfers
 from deploy.compare.promised import changed
 from deploy.compare.resources import Resources
 from deploy.described import bytes_of, gpu_of, shape_of
 from deploy.simulation.telling import as_run
 from scheduler.costmodel import OnlineCostModel
+from scheduler.handoff import Moved
 from scheduler.roofline import Hardware, ModelShape
 
 LOOPS = {OpenLoop: "open loop", ClosedLoop: "closed loop", Interference: "interference"}
@@ -72,7 +73,12 @@ class SimulatedSession:
         record = as_run(found, {**self.facts, "url": "simulated", "loop": LOOPS[type(load)]})
         watch(Progress("run", planned=len(load.requests), finished=len(load.requests)))
         steps = (Step(s.group, s.started, s.ended, s.prefill_tokens, s.decodes) for s in found.steps)
-        return Seen(record, tuple(steps))
+        return Seen(record, tuple(steps), self._transfers(found.moved))
+
+    def _transfers(self, moved: Sequence[Moved]) -> Transfers | None:
+        if not self._config.separated:
+            return None
+        return Transfers(tuple(move.send_s for move in moved), sum(move.bytes for move in moved))
 
 
 def _without_body(request: PlannedRequest) -> PlannedRequest:

@@ -61,11 +61,11 @@ class Asked:
     def facts(self) -> dict[str, Any]:
         """To be kept with the figures."""
         config = self.config
-        on = f"{config.groups * config.tp} x {self.gpu or 'GPU by flags'}"
+        on = f"{config.group_count * config.tp} x {self.gpu or 'GPU by flags'}"
         return {
             "model": config.model,
             "url": "a calibrated engine (simulated)" if self.calibration else f"{on} (simulated)",
-            **{name: getattr(config, name) for name in ("policy", "chunk_size", "tp", "groups", "max_running")},
+            **{name: getattr(config, name) for name in ("policy", "chunk_size", "tp", *_groups(config), "max_running")},
             "weights": self.formats[0],
             "kv": self.formats[1],
             "noise": self.noise,
@@ -75,3 +75,7 @@ class Asked:
             **({} if self.lengths is None else {"lengths": str(self.lengths)}),
             **description(self.workload, self.wanted, self.seed),
         }
+
+
+def _groups(config: EngineConfig) -> tuple[str, ...]:
+    return ("mode", "prefill_groups", "decode_groups") if config.separated else ("groups",)

@@ -45,7 +45,7 @@ def find_capacity(
         say(f"seed {seed}, {rate:.3f} requests/s: {said or 'holds'}")
         return run
 
-    return capacity(run_at, criterion, seeds, guess=float(config.groups))
+    return capacity(run_at, criterion, seeds, guess=float(config.group_count))
 
 
 def find_cheapest(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cluster.simulated.capacity import Capacity
 from cluster.simulated.cheapest import Offer
 from cluster.simulated.seen import SeenRequest, Simulation
 from deploy.bench.record import CountedBy, Outcome, RequestRecord, RunRecord
+from deploy.bench.spread import Spread
+from scheduler.handoff import Moved
 
 
 def as_run(simulation: Simulation, facts: dict[str, Any]) -> RunRecord:
@@ -55,8 +58,22 @@ def engine_json(simulation: Simulation, wall_s: float) -> dict[str, Any]:
         "preemptions": iterations.preemptions,
         "utilisation": round(busy, 4),
         "median_scheduling_delay_ms": _finite_ms(simulation.delay_quantile(0.5)),
+        "kv_transfers": _transfers_json(simulation.moved) if simulation.moved else None,
         "wall_s": round(wall_s, 3),
         "iterations_per_wall_s": round(iterations.count / wall_s) if wall_s else None,
+    }
+
+
+def _transfers_json(moved: Sequence[Moved]) -> dict[str, Any]:
+    """Of KV between groups. `early_share`: of its bytes, those that went while their prompt was still computed."""
+    total, busy = sum(move.bytes for move in moved), sum(move.send_s for move in moved)
+    return {
+        "count": len(moved),
+        "bytes": total,
+        "early_share": round(sum(move.early_bytes for move in moved) / total, 4) if total else None,
+        "send_ms": Spread.of(move.send_s for move in moved).as_json(),
+        "wait_ms": Spread.of(move.wait_s for move in moved).as_json(),
+        "gb_per_s": round(total / busy / 1e9, 3) if busy else None,
     }
 
 
@@ -66,7 +83,17 @@ def _finite_ms(seconds: float) -> float | None:
 
 def engine_lines(told: dict[str, Any]) -> list[str]:
     """`engine_json` for a person."""
+    moved = told["kv_transfers"]
+    transfers = (
+        []
+        if moved is None
+        else [
+            f"{moved['count']} transfers of KV at {moved['gb_per_s']} GB/s, {moved['early_share'] or 0:.0%} of it while "
+            f"prompts were computed; from a first token to its KV's arrival {moved['wait_ms']['p50']} ms (p50)"
+        ]
+    )
     return [
+        *transfers,
         f"{told['iterations']:,} iterations of {told['mean_iteration_ms']} ms on the average "
         f"(longest {told['longest_iteration_ms']} ms), busy {told['utilisation']:.0%} of the time",
         f"mean budget {told['mean_budget_tokens']:,} prompt tokens, {told['preemptions']} preemptions, "

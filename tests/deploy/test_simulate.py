@@ -27,7 +27,9 @@ def told(capfd: pytest.CaptureFixture[str], *arguments: str, command: str = "sim
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gpu", "A100", "--mode", "separated"], ["separated", "not there yet"]),
+        (["--gpu", "A100", "--mode", "separated", "--groups", "2"], ["--groups", "--prefill-groups"]),
+        (["--gpu", "A100", "--mode", "separated", "--decode-tp", "2"], ["--decode-tp", "one tensor-parallel degree"]),
+        (["--find-cheapest", "--mode", "separated"], ["--find-cheapest", "separated"]),
         (["--gpu", "A100", "--mode", "sideways"], ["sideways"]),
         (["--gpu", "abacus"], ["unknown GPU 'abacus'"]),
         ([], ["--gpu"]),
@@ -81,6 +83,18 @@ def test_the_figures_of_a_run(capfd: pytest.CaptureFixture[str], workload: str) 
     assert found["slo"] == {"ttft_ms": 2000, "tpot_ms": 50}
     again = told(capfd, *FEW, "--tpot-ms", "50", "--workload", workload, "--policy", "slo")
     assert again["itl_ms"] == found["itl_ms"], "the same seed, the same run"
+
+
+def test_separated_groups_and_their_transfers(capfd: pytest.CaptureFixture[str]) -> None:
+    lanes = ["--mode", "separated", "--decode-groups", "2", "--prompt-tokens", "2000"]
+    found = told(capfd, *FEW, *lanes)
+    assert found["finished"] == found["requests"] > 10
+    assert found["simulated"]["gpus"] == 3
+    moved = found["simulated"]["kv_transfers"]
+    assert moved["count"] == found["requests"]
+    assert moved["bytes"] == found["requests"] * 8 * 256 * 131072, "2,000 tokens are 8 blocks"
+    assert 0 < moved["early_share"] < 1
+    assert told(capfd, *FEW)["simulated"]["kv_transfers"] is None
 
 
 def test_a_trace_and_a_closed_loop(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
