@@ -20,11 +20,14 @@ LEFT_OUT = frozenset(
     }
 )
 """Fields of the configuration that only workers and servers have."""
+DURATION_S = 120.0
+"""For which requests arrive where nothing else was said: simulated time costs little."""
 
 
 def simulate(
     *,
     engine: dict[str, str],
+    load: dict[str, Any],
     gpu: Annotated[str | None, typer.Option(help="A known GPU, such as A100-80 or H100.")] = None,
     weights: Annotated[str, typer.Option(help="Weight format: bf16, fp32, fp8, int4, ...")] = "bf16",
     kv: Annotated[str, typer.Option(help="KV format.")] = "bf16",
@@ -36,26 +39,12 @@ def simulate(
         Path | None, typer.Option(help="A server's own micro-profile, instead of --gpu.", dir_okay=False)
     ] = None,
     noise: Annotated[float, typer.Option(help="Spread (sigma) of iteration times; 0: exact.", min=0, max=2)] = 0,
-    workload: Annotated[str, typer.Option(help="poisson, gamma, fixed, ramp, trace or concurrency.")] = "poisson",
-    rate: Annotated[str | None, typer.Option(help="Requests a second; a ramp's first and last, 1:8. [1]")] = None,
-    duration: Annotated[float | None, typer.Option(help="Seconds in which requests arrive. [120]", min=0)] = None,
-    burstiness: Annotated[float | None, typer.Option(help="gamma: 1 is Poisson, below 1 bursts. [0.5]", min=0)] = None,
-    concurrency: Annotated[int | None, typer.Option(help="concurrency: requests under way. [8]", min=1)] = None,
-    requests: Annotated[int | None, typer.Option(help="concurrency: requests in all. [64]", min=1)] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="trace: a file in Azure's CSV or Mooncake's JSONL format.", dir_okay=False)
-    ] = None,
-    rate_scale: Annotated[float | None, typer.Option(help="trace: so many times as fast. [1]")] = None,
-    length_scale: Annotated[float | None, typer.Option(help="trace: so many times as long. [1]")] = None,
-    max_requests: Annotated[int | None, typer.Option(help="trace: the first so many requests.", min=1)] = None,
-    max_prompt: Annotated[int | None, typer.Option(help="trace: prompts are cut to this.", min=1)] = None,
-    max_output: Annotated[int | None, typer.Option(help="trace: outputs are cut to this.", min=1)] = None,
-    prompt_tokens: Annotated[str | None, typer.Option(help="512, 64:1024 or lognormal:512:0.8. [256]")] = None,
-    output_tokens: Annotated[str | None, typer.Option(help="Likewise. [64]")] = None,
+    workload: Annotated[
+        str, typer.Option(help="poisson, gamma, fixed, ramp, trace, concurrency or interference.")
+    ] = "poisson",
     lengths: Annotated[
         Path | None, typer.Option(help="CSV of prompt and output lengths to draw from.", dir_okay=False)
     ] = None,
-    shared_prefix: Annotated[int | None, typer.Option(help="Tokens that all prompts begin with.", min=0)] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals, lengths and noise.")] = 0,
     seeds: Annotated[int, typer.Option(help="Searches over so many seeds.", min=1, max=100)] = 1,
     find_capacity: Annotated[
@@ -88,23 +77,8 @@ def simulate(
         raise CommandError("--find-capacity and --find-cheapest are two questions; ask one", 2)
     if html is not None and not html.absolute().parent.is_dir():
         raise CommandError(f"--html: there is no folder {html.absolute().parent}", 2)
-    lasting = duration if duration is not None or workload in ("trace", "concurrency") else 120.0
-    wanted = Wanted(
-        rate=rate,
-        duration=lasting,
-        burstiness=burstiness,
-        concurrency=concurrency,
-        requests=requests,
-        trace=trace,
-        rate_scale=rate_scale,
-        length_scale=length_scale,
-        max_requests=max_requests,
-        max_prompt=max_prompt,
-        max_output=max_output,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        shared_prefix=shared_prefix,
-    )
+    rated = workload not in ("trace", "concurrency", "interference")
+    wanted = Wanted(**{**load, "duration": DURATION_S if rated and load["duration"] is None else load["duration"]})
     asked = Asked(
         config=engine_config(engine),
         gpu=gpu,
@@ -142,17 +116,16 @@ def _once(asked: Asked, html: Path | None, raw: bool, output: Any) -> None:
     from rich.console import Console
 
     from cluster.simulated.cluster import Noise, simulate
-    from cluster.workloads import OpenLoop
     from deploy.bench.figures import figures
     from deploy.bench.report import as_json
     from deploy.bench.show import show
-    from deploy.simulation.telling import as_run, engine_json, engine_lines
+    from deploy.simulation.telling import as_run, engine_json, engine_lines, loop_of
 
     machine, load = asked.machine(), asked.load()
     started = time.perf_counter()
     simulation = simulate(asked.config, machine, load, Noise(asked.noise, asked.seed))
     wall_s = time.perf_counter() - started
-    run = as_run(simulation, {**asked.facts(), "loop": "open loop" if isinstance(load, OpenLoop) else "closed loop"})
+    run = as_run(simulation, {**asked.facts(), "loop": loop_of(load)})
     found = figures(run, asked.slo())
     if html is not None:
         from deploy.bench.html import page

@@ -10,19 +10,17 @@ from cluster.config import EngineConfig
 from cluster.simulated.cluster import simulate
 from cluster.simulated.machine import Machine, by_hardware
 from cluster.tuning import promise_book
-from cluster.workloads import ClosedLoop, Interference, OpenLoop, PlannedRequest, Workload
+from cluster.workloads import PlannedRequest, Workload
 from deploy.bench.monitor import Progress, Watcher
 from deploy.bench.slo import SloTargets
 from deploy.compare.ground import Ground, Seen, Session, Step, Transfers
 from deploy.compare.promised import changed
 from deploy.compare.resources import Resources
 from deploy.described import bytes_of, gpu_of, shape_of
-from deploy.simulation.telling import as_run
+from deploy.simulation.telling import as_run, loop_of
 from scheduler.costmodel import OnlineCostModel
 from scheduler.handoff import Moved
 from scheduler.roofline import Hardware, ModelShape
-
-LOOPS = {OpenLoop: "open loop", ClosedLoop: "closed loop", Interference: "interference"}
 
 
 def simulated_on(gpu: str, base: EngineConfig, weights: str = "bf16", kv: str = "bf16") -> Ground:
@@ -70,7 +68,7 @@ class SimulatedSession:
         """A simulated cluster is made anew for each load: it has nobody's prompts."""
         watch(Progress("run", planned=len(load.requests)))
         found = simulate(self._config, self._machine, changed(load, _without_body), keep_steps=True)
-        record = as_run(found, {**self.facts, "url": "simulated", "loop": LOOPS[type(load)]})
+        record = as_run(found, {**self.facts, "url": "simulated", "loop": loop_of(load)})
         watch(Progress("run", planned=len(load.requests), finished=len(load.requests)))
         steps = (Step(s.group, s.started, s.ended, s.prefill_tokens, s.decodes) for s in found.steps)
         return Seen(record, tuple(steps), self._transfers(found.moved))

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.config import EngineConfig
 from cluster.simulated.machine import Machine, by_calibration, by_hardware
-from cluster.workloads import ClosedLoop, OpenLoop
+from cluster.workloads import OpenLoop, Workload
 from deploy.bench.slo import SloTargets
 from deploy.bench.wanted import Wanted, description
 from deploy.described import bytes_of, gpu_of, shape_of
@@ -44,7 +44,7 @@ class Asked:
             raise ValueError("--calibration has been measured on a machine of its own; leave out --gpu")
         return by_calibration(self.config, self.calibration)
 
-    def load(self) -> OpenLoop | ClosedLoop:
+    def load(self) -> Workload:
         return load_of(self.workload, self.wanted, self.seed, self.table())
 
     def by_rate(self) -> Callable[[float, int], OpenLoop]:

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cluster.simulated.capacity import FEWEST
-from cluster.workloads import ClosedLoop, OpenLoop
+from cluster.workloads import Interference, OpenLoop, Workload
 from deploy.bench.wanted import Wanted, plan_of
 from deploy.simulation.lengths import Pair, with_lengths
 
-WORKLOADS = ("poisson", "gamma", "fixed", "ramp", "trace", "concurrency")
+WORKLOADS = ("poisson", "gamma", "fixed", "ramp", "trace", "concurrency", "interference")
 STEADY = 1e9
 """A burstiness at which gaps do not differ any more."""
 SEARCHED = ("poisson", "gamma", "fixed", "trace")
 """Workloads that have one rate, which a search can change."""
 
 
-def load_of(name: str, wanted: Wanted, seed: int, table: Sequence[Pair] = ()) -> OpenLoop | ClosedLoop:
+def load_of(name: str, wanted: Wanted, seed: int, table: Sequence[Pair] = ()) -> Workload:
     """Lengths are drawn from the `table` where there is one. Raises ValueError, its words fit for a person who typed
     the options."""
     if name not in WORKLOADS:
@@ -27,9 +27,10 @@ def load_of(name: str, wanted: Wanted, seed: int, table: Sequence[Pair] = ()) ->
             raise ValueError("--burstiness has no meaning for --workload fixed")
         name, wanted = "gamma", replace(wanted, burstiness=STEADY)
     planned = plan_of(name, wanted, seed)
-    assert isinstance(planned, OpenLoop | ClosedLoop)  # interference is not among the names
     if not table:
         return planned
+    if isinstance(planned, Interference):
+        raise ValueError("--lengths has no meaning for --workload interference")
     if name == "trace" or wanted.prompt_tokens is not None or wanted.output_tokens is not None:
         raise ValueError("--lengths gives both lengths; it goes with no trace, --prompt-tokens or --output-tokens")
     return with_lengths(planned, table, seed)

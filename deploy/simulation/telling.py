@@ -8,9 +8,17 @@ from typing import Any
 from cluster.simulated.capacity import Capacity
 from cluster.simulated.cheapest import Offer
 from cluster.simulated.seen import SeenRequest, Simulation
+from cluster.workloads import ClosedLoop, Interference, OpenLoop, Workload
 from deploy.bench.record import CountedBy, Outcome, RequestRecord, RunRecord
 from deploy.bench.spread import Spread
 from scheduler.handoff import Moved
+
+_LOOPS = {OpenLoop: "open loop", ClosedLoop: "closed loop", Interference: "interference"}
+
+
+def loop_of(workload: Workload) -> str:
+    """As the load test calls it."""
+    return _LOOPS[type(workload)]
 
 
 def as_run(simulation: Simulation, facts: dict[str, Any]) -> RunRecord:
@@ -81,17 +89,17 @@ def _finite_ms(seconds: float) -> float | None:
     return round(seconds * 1e3, 3) if seconds < 1e9 else None
 
 
+def _transfers_line(moved: dict[str, Any]) -> str:
+    return (
+        f"{moved['count']} transfers of KV at {moved['gb_per_s']} GB/s, {moved['early_share'] or 0:.0%} of it while its "
+        f"prompt was computed; it was there {moved['wait_ms']['p50']} ms after the first token (p50)"
+    )
+
+
 def engine_lines(told: dict[str, Any]) -> list[str]:
     """`engine_json` for a person."""
     moved = told["kv_transfers"]
-    transfers = (
-        []
-        if moved is None
-        else [
-            f"{moved['count']} transfers of KV at {moved['gb_per_s']} GB/s, {moved['early_share'] or 0:.0%} of it while "
-            f"prompts were computed; from a first token to its KV's arrival {moved['wait_ms']['p50']} ms (p50)"
-        ]
-    )
+    transfers = [] if moved is None else [_transfers_line(moved)]
     return [
         *transfers,
         f"{told['iterations']:,} iterations of {told['mean_iteration_ms']} ms on the average "

@@ -45,6 +45,7 @@ def told(capfd: pytest.CaptureFixture[str], *arguments: str, command: str = "sim
         (["--gpu", "A100", "--calibration", "/no/such/file"], ["--calibration"]),
         (["--calibration", "/no/such/file"], ["/no/such/file"]),
         (["--gpu", "A100", "--lengths", "/no/such/file"], ["--lengths"]),
+        (["--gpu", "A100", "--streams", "3"], ["--streams", "poisson"]),
         (["--gpu", "A100", "--find-capacity", "--rate", "2"], ["--rate"]),
         (["--gpu", "A100", "--find-capacity", "--workload", "ramp"], ["--find-capacity", "poisson"]),
         (["--gpu", "A100", "--find-capacity", "--attainment", "90"], ["attainment"]),
@@ -95,6 +96,15 @@ def test_separated_groups_and_their_transfers(capfd: pytest.CaptureFixture[str])
     assert moved["bytes"] == found["requests"] * 8 * 256 * 131072, "2,000 tokens are 8 blocks"
     assert 0 < moved["early_share"] < 1
     assert told(capfd, *FEW)["simulated"]["kv_transfers"] is None
+
+
+def test_a_long_prompt_into_running_streams(capfd: pytest.CaptureFixture[str]) -> None:
+    load = ["--workload", "interference", "--streams", "3", "--long", "4096", "--policy", "whole"]
+    found = told(capfd, "--model", "Llama-3.1-8B", "--gpu", "A100", *load)
+    assert found["finished"] == 4
+    seen = found["interference"]
+    assert (seen["streams"], seen["running"]) == (3, 3)
+    assert seen["gaps_during_ms"]["max"] > 10 * seen["gaps_before_ms"]["p50"]
 
 
 def test_a_trace_and_a_closed_loop(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
