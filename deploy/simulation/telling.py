@@ -91,8 +91,8 @@ def _finite_ms(seconds: float) -> float | None:
 
 def _transfers_line(moved: dict[str, Any]) -> str:
     return (
-        f"{moved['count']} transfers of KV at {moved['gb_per_s']} GB/s, {moved['early_share'] or 0:.0%} of it while its "
-        f"prompt was computed; it was there {moved['wait_ms']['p50']} ms after the first token (p50)"
+        f"{moved['count']} transfers of KV at {moved['gb_per_s']} GB/s, {moved['early_share'] or 0:.0%} of it while a "
+        f"prompt was computed; all there {moved['wait_ms']['p50']} ms after the first token (p50)"
     )
 
 
