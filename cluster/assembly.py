@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
@@ -54,17 +56,23 @@ def engine_info(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What the schedulers of one engine have in common, so that a sequence may go from one to another."""
+
+    prefix_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    orders: Iterator[int] = field(default_factory=itertools.count)
+
+
 def make_scheduler(
     config: EngineConfig,
     info: EngineInfo,
     tuning: Tuning | None = None,
     *,
     role: Role = "both",
-    orders: Iterator[int] | None = None,
-    prefix_key: bytes | None = None,
+    common: Common | None = None,
 ) -> Scheduler:
-    """A group's scheduler, sized by the engine's facts, with the promises that its measured workers allow. Groups whose
-    sequences travel have a role each, and one count of `orders` and one `prefix_key` in common."""
+    """A group's scheduler, sized by the engine's facts, with the promises that its measured workers allow."""
     sizes = SchedulerConfig(
         num_blocks=info.num_blocks,
         block_size=info.block_size,
@@ -75,8 +83,8 @@ def make_scheduler(
         prefix_caching=config.prefix_caching,
     )
     policy = policy_for(config, config.policy, config.chunk_size, info, tuning)
-    key = secrets.token_bytes(32) if prefix_key is None else prefix_key
-    scheduler = Scheduler(sizes, policy, prefix_key=key, role=role, orders=orders)
+    common = common or Common()
+    scheduler = Scheduler(sizes, policy, common.prefix_key, role=role, orders=common.orders)
     if tuning is not None:
         scheduler.promises = tuning.promises
         scheduler.gate = gate_for(config, config.policy, tuning)

@@ -139,7 +139,7 @@ class IterationLoop:
             self._wake.set()
 
     def wake(self) -> None:
-        """There may be something to run that did not come by `add`."""
+        """Its scheduler has something new to run, or to tell."""
         self._wake.set()
 
     def end_requests(self, reason: str) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 
-from cluster.assembly import make_scheduler
+from cluster.assembly import Common, make_scheduler
 from cluster.config import EngineConfig
 from cluster.loop import IterationLoop, IterationRecord
 from cluster.routing import least_loaded
@@ -86,7 +84,7 @@ class SimulatedCluster:
         self._iterations = SeenIterations()
         self._steps: list[Step] | None = [] if keep_steps else None
         self._came = asyncio.Event()
-        self._orders, self._prefix_key = count(), secrets.token_bytes(32)
+        self._common = Common()
         self.loops = [
             self._group(config_of(config, role), number, role, noise.factors(number))
             for number, role in enumerate(roles_of(config))
@@ -99,8 +97,7 @@ class SimulatedCluster:
             self._transfers = SimulatedTransfers(dict(enumerate(self.loops)), machine.link, loop)
 
     def _group(self, config: EngineConfig, number: int, role: Role, factor: Callable[[], float]) -> IterationLoop:
-        info, key = self._machine.info, self._prefix_key
-        scheduler = make_scheduler(config, info, self._tuning, role=role, orders=self._orders, prefix_key=key)
+        scheduler = make_scheduler(config, self._machine.info, self._tuning, role=role, common=self._common)
         predict = self._machine.cost.predict
 
         def duration(under_way: InFlight) -> float:

@@ -88,8 +88,8 @@ def test_all_configurations_under_one_load(capfd: pytest.CaptureFixture[str], tm
     sizes = ["chunked 64", "chunked 128", "chunked 256", "chunked 512"]
     assert list(by_name) == ["alternate 128", "whole", *sizes, "slo", "separated"]
     run_to_the_end = {name: of for name, of in by_name.items() if of["failure"] is None}
-    assert run_to_the_end.keys() >= by_name.keys() - {"separated"}
-    assert by_name["separated"]["failure"] or by_name["separated"]["runs"]
+    assert run_to_the_end.keys() == by_name.keys()
+    assert [of["role"] for of in by_name["separated"]["resources"]["groups"]] == ["prefill", "decode"]
     equal = {json.dumps({**of["resources"], "groups": 0}) for of in run_to_the_end.values()}
     assert len(equal) == 1, "the same ranks and the same KV"
     runs = {name: of["runs"][0] for name, of in run_to_the_end.items()}
@@ -101,6 +101,9 @@ def test_all_configurations_under_one_load(capfd: pytest.CaptureFixture[str], tm
     assert runs["whole"]["largest_stall_ms"] > 5 * runs["chunked 64"]["largest_stall_ms"]
     assert runs["whole"]["interference"]["ttft_long_ms"] < runs["chunked 64"]["interference"]["ttft_long_ms"]
     assert runs["slo"]["attainment"] == 1
+    moved = {name: run["kv_transfer_ms"] for name, run in runs.items() if run["kv_transfer_ms"] is not None}
+    assert {name: spread["n"] for name, spread in moved.items()} == {"separated": 9}
+    assert runs["separated"]["kv_transfer_bytes"] == (8 + 16) * 256 * 131072, "a block for each stream, 16 for 4,096"
     assert "slo" in found["verdict"]
     assert found["slo"]["ttft_ms_by_prompt_tokens"]["4096"] > found["slo"]["ttft_ms_by_prompt_tokens"]["16"]
     stands_alone(html.read_text(encoding="utf-8"), plots=3 + len(runs))
@@ -113,6 +116,15 @@ def stands_alone(content: str, plots: int) -> None:
     assert content.count("</script>") == 2
     without_plotly = re.sub(r"<script>.*?</script>", "", content, count=1, flags=re.DOTALL)
     assert not re.search(r"""(?:src|href)=|url\(|@import|https?:""", without_plotly)
+
+
+def test_several_splits_of_the_same_groups(capfd: pytest.CaptureFixture[str]) -> None:
+    asked = ["--configurations", "separated", "--groups", "4", "--splits", "1:3,2:2,1:1", "--long", "2048"]
+    found = told(capfd, *asked)
+    assert [(of["name"], bool(of["failure"])) for of in found["configurations"]] == [
+        ("separated 1:3", False), ("separated 2:2", False), ("separated 1:1", True),
+    ]  # fmt: skip
+    assert "not the 4 of the others" in found["configurations"][2]["failure"]
 
 
 def test_goodput_against_the_rate(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
