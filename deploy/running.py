@@ -14,6 +14,7 @@ from typing import Any
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
+from cluster.local_ray import prepare_environment
 from deploy import preflight
 from deploy.errors import CommandError
 from deploy.lifetime import Lifetime
@@ -174,6 +175,7 @@ def _start_ray(life: Lifetime, address: str | None) -> None:
         if address is None:
             # A cluster of this command's own, whatever RAY_ADDRESS says and whoever else runs one on this machine.
             os.environ.pop("RAY_ADDRESS", None)
+            prepare_environment()
             ray.init(
                 address="local",
                 include_dashboard=False,

@@ -12,6 +12,7 @@ import ray
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from cluster.local_ray import prepare_environment
 from workers.checkpoint import resolve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may ask a hub
@@ -57,6 +58,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One local Ray for all tests that need one. Its CPUs are counted, not used: what runs on them is small."""
+    prepare_environment()
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     yield
     ray.shutdown()

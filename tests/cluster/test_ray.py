@@ -250,3 +250,12 @@ def test_another_process_connects_by_address(tiny_model_dir: Path) -> None:
         tokens = cluster.generate([1, 2, 3], max_tokens=6, temperature=0.0, ignore_eos=True).tokens
         assert other.stdout.strip().splitlines()[-1] == str(tokens)
         assert cluster.stats()["running"] == 0
+
+
+async def test_ranks_hold_their_own_on_a_busy_machine(tiny_model_dir: Path) -> None:
+    """Their threads do not turn for ever, and no other process has precedence over them."""
+    async with running(tiny(tiny_model_dir)) as cluster:
+        [[pid]] = await cluster.scheduler.pids.remote()
+        rank = psutil.Process(pid)
+        assert 0 < int(rank.environ()["GOMP_SPINCOUNT"]) <= 10_000
+        assert rank.nice() == psutil.Process().nice()

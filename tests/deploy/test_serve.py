@@ -18,6 +18,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.config import EngineConfig
+from cluster.local_ray import prepare_environment
 from cluster.placement import CPUS_OF_A_RANK
 from deploy.app import NAMESPACE, build_app, parse_args
 from tests.deploy.test_disconnect import hang_up, send
@@ -35,6 +36,7 @@ def local_ray() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    prepare_environment()
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     yield
     ray.shutdown()
