@@ -80,6 +80,7 @@ def make_scheduler(
         vocab_size=info.vocab_size,
         max_running=config.max_running,
         max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
         prefix_caching=config.prefix_caching,
     )
     policy = policy_for(config, config.policy, config.chunk_size, info, tuning)

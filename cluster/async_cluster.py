@@ -7,33 +7,42 @@ request started cannot cut the others off.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo, EngineUnavailable
 from cluster.mailbox import Mailboxes
+from cluster.open_requests import OpenRequests
 from cluster.placement import remove_orphans
-from cluster.scheduler_actor import UNAVAILABLE, SchedulerActor
-from cluster.transport import ENVIRONMENT
+from cluster.recovery import in_words
+from cluster.scheduler_actor import UNAVAILABLE
+from cluster.scheduler_handle import Progress, asked, end, gone, make_scheduler_actor, started, why_away
 from scheduler.codec import decode_deltas, encode_requests
 from scheduler.errors import RequestRefused
-from scheduler.request import Delta, Request
+from scheduler.request import Delta, Finish, Request
 from workers.checkpoint import resolve
 
-POLL_S = 10.0
+POLL_S = 3.0
+CONNECT_S = 60.0
+PAUSE_S = 1.0
+"""Times the number of attempts before, until the next one."""
+MOST_ATTEMPTS = 10
+"""To find the scheduler again, without hearing anything of it in between."""
 DEFAULT_NAME = "stallfree"
 NAMESPACE = "stallfree"
-CONCURRENCY = 10_000
-Progress = Callable[[str], None]
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +58,14 @@ class AsyncCluster:
         self.scheduler = scheduler
         self.info = info
         self._owner = owner
-        self._name = uuid.uuid4().hex
+        self.subscribed_as = uuid.uuid4().hex
         self._mailboxes = Mailboxes()
         self._outbox: asyncio.Queue[Request | _Abort] = asyncio.Queue()
+        self._open = OpenRequests()
         self._failure: str | None = None
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._send())]
+        self.away: str | None = None
+        self._heard = 0
+        self._task = asyncio.create_task(self._serve())
 
     @classmethod
     async def start(
@@ -63,84 +75,169 @@ class AsyncCluster:
         name: str | None = None,
         namespace: str = NAMESPACE,
         on_progress: Progress | None = None,
+        detached: bool = False,
     ) -> AsyncCluster:
         """Start a scheduler and its worker groups on the connected Ray cluster, and wait until they serve.
 
-        They die with this process. `name` is what others `connect` to. Raises ValueError, in one line, for what cannot
-        be served, and EngineUnavailable where the actors die.
+        They die with this process; `detached` ones do not, and one of that name that is there already is taken over.
+        `name` is what others `connect` to. Raises ValueError, in one line, for what cannot be served, and
+        EngineUnavailable where the actors die.
         """
         if config.separated:
             raise ValueError("--mode separated is not served yet; take --mode colocated")
         model_dir = await asyncio.to_thread(resolve, config.model)
         await asyncio.to_thread(remove_orphans)
-        scheduler = _scheduler_actor(config, name or f"engine-{uuid.uuid4().hex[:12]}", namespace)
+        name = name or f"engine-{uuid.uuid4().hex[:12]}"
+        scheduler = make_scheduler_actor(config, name, namespace, detached=detached)
         try:
-            info = await _started(scheduler, model_dir, on_progress)
+            info = await started(scheduler, model_dir, on_progress)
         except BaseException:
-            await _close(scheduler)
+            await end(scheduler)
             raise
         return cls(scheduler, info, owner=True)
 
     @classmethod
     async def connect(cls, name: str = DEFAULT_NAME, *, namespace: str = NAMESPACE) -> AsyncCluster:
-        """Attach to a running scheduler. Raises EngineUnavailable where there is none of that name."""
+        """Attach to a running scheduler, or to one that is coming back. Raises EngineUnavailable where there is none
+        of that name, and where it does not come in time."""
         try:
-            return await cls.attach(ray.get_actor(name, namespace=namespace))
+            scheduler = ray.get_actor(name, namespace=namespace)
         except ValueError:
             raise EngineUnavailable(f"no engine of the name {name!r} runs on this Ray cluster") from None
-
-    @classmethod
-    async def attach(cls, scheduler: ActorHandle[Any]) -> AsyncCluster:
-        """A handle of its own to a scheduler actor."""
-        return cls(scheduler, cast(EngineInfo, await _asked(scheduler.info.remote())), owner=False)
+        until = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                return cls(scheduler, cast(EngineInfo, await asked(scheduler.info.remote())), owner=False)
+            except EngineUnavailable:
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(0.5)
 
     # The Engine.
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta]:
         if self._failure is not None:
             raise EngineUnavailable(self._failure)
+        if self.away is not None and len(self._open) >= self.info.most_requests:
+            raise RequestRefused("queue_full", f"{len(self._open)} requests wait for the engine to be back; try later")
         self._mailboxes.open(request.request_id)
+        self._open.open(request)
         self._outbox.put_nowait(request)
-        async with aclosing(self._mailboxes.read(request.request_id, self.abort)) as deltas:
-            async for delta in deltas:
-                yield delta
+        try:
+            async with aclosing(self._mailboxes.read(request.request_id, self.abort)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            self._open.close(request.request_id)
 
     def abort(self, request_id: str, *, stopped: bool = False) -> None:
+        self._open.ends(request_id, Finish.STOP if stopped else Finish.ABORT)
         self._outbox.put_nowait(_Abort(request_id, stopped))
 
     async def stats(self) -> dict[str, Any]:
-        return cast(dict[str, Any], await _asked(self.scheduler.stats.remote()))
+        """With `not_ready`: why a new request would be refused or have to wait for workers; empty where neither."""
+        self._check_there()
+        return cast(dict[str, Any], await asked(self.scheduler.stats.remote()))
 
     async def iterations(self, after: int, limit: int) -> list[dict[str, Any]]:
-        return cast(list[dict[str, Any]], await _asked(self.scheduler.iterations.remote(after, limit)))
+        self._check_there()
+        return cast(list[dict[str, Any]], await asked(self.scheduler.iterations.remote(after, limit)))
 
     async def metrics(self) -> bytes:
-        return cast(bytes, await _asked(self.scheduler.metrics.remote()))
+        self._check_there()
+        return cast(bytes, await asked(self.scheduler.metrics.remote()))
 
     async def health(self, timeout_s: float) -> None:
+        self._check_there()
         try:
-            reason = await asyncio.wait_for(_asked(self.scheduler.health.remote(timeout_s)), timeout_s + 1)
+            reason = await asyncio.wait_for(asked(self.scheduler.health.remote(timeout_s)), timeout_s + 1)
         except TimeoutError:
             raise EngineUnavailable(f"the scheduler did not answer within {timeout_s:g} s") from None
         if reason:
             raise EngineUnavailable(str(reason))
 
     async def configure(self, policy: str, chunk_size: int) -> None:
-        self.info = cast(EngineInfo, await _asked(self.scheduler.configure.remote(policy, chunk_size)))
+        self.info = cast(EngineInfo, await asked(self.scheduler.configure.remote(policy, chunk_size)))
 
     async def close(self) -> None:
         """End this handle's requests; and, where it started the engine, the engine."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         self._mailboxes.fail_all("the client was closed")
         if self._owner:
-            await _close(self.scheduler)
+            await end(self.scheduler)
         else:
-            with suppress(RayError, TimeoutError):
-                await asyncio.wait_for(_asked(self.scheduler.unsubscribe.remote(self._name)), 5)
+            with suppress(RayError, TimeoutError, EngineUnavailable):
+                await asyncio.wait_for(asked(self.scheduler.unsubscribe.remote(self.subscribed_as)), 5)
 
-    # The two tasks.
+    async def drain(self, reason: str, seconds: float) -> None:
+        """Take no more requests; what has not ended within `seconds` ends with an error, whoever's it is."""
+        await asked(self.scheduler.drain.remote(reason, seconds))
+
+    def _check_there(self) -> None:
+        if self.away is not None:
+            raise EngineUnavailable(self.away)
+
+    def standing(self) -> None:
+        """Raises EngineUnavailable once this handle has given up; not while it waits for a scheduler that restarts."""
+        if self._failure is not None:
+            raise EngineUnavailable(self._failure)
+
+    # The conversation with the scheduler: one task that sends, one that listens, and what to do when it is cut off.
+
+    async def _serve(self) -> None:
+        try:
+            reason = await self._talk()
+        except Exception as error:  # a bug, but nobody is to wait for ever because of it
+            _log.exception("the conversation with the scheduler broke off")
+            reason = in_words(error)
+        self._failure = reason
+        self._mailboxes.fail_all(reason)
+
+    async def _talk(self) -> str:
+        """Until the scheduler is given up. Returns why."""
+        attempts = heard = 0
+        while True:
+            await asyncio.sleep(PAUSE_S * min(max(0, attempts - 1), 5))
+            try:
+                if attempts:
+                    self.info = await self._restarted()
+                await self._subscribe()
+                self.away, heard = None, self._heard
+                await self._converse()
+            except ActorDiedError as error:
+                return gone(error)
+            except (RayError, EngineUnavailable) as error:
+                attempts = 1 if self._heard > heard else attempts + 1
+                self.away = why_away(error)
+                if attempts > MOST_ATTEMPTS:
+                    return self.away or "the scheduler does not know this front end, again and again"
+
+    async def _restarted(self) -> EngineInfo:
+        """Ray starts the actor's process anew, which knows nothing then; it is up when its groups are."""
+        return cast(EngineInfo, await self.scheduler.start.remote(self.info.model_dir, self.info))
+
+    async def _subscribe(self) -> None:
+        """By a new name, so that what was on the way to the old one reaches nobody; and give every open request again.
+        Those that were to end have ended with the old one."""
+        old, self.subscribed_as = self.subscribed_as, uuid.uuid4().hex
+        await self.scheduler.subscribe.remote(self.subscribed_as, old)
+        while not self._outbox.empty():
+            self._outbox.get_nowait()  # they are among the open ones
+        self._mailboxes.deliver(self._open.take_ended())
+        admitted, new = self._open.again()
+        for requests, again in ((admitted, True), (new, False)):
+            if requests:
+                await self._submit(requests, again)
+
+    async def _converse(self) -> None:
+        tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._send())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send(self) -> None:
         """Requests and aborts in the order in which they were given, those that wait together in one message."""
@@ -149,10 +246,7 @@ class AsyncCluster:
             while not self._outbox.empty():
                 batch.append(self._outbox.get_nowait())
             for run in _runs(batch):
-                try:
-                    await self._send_run(run)
-                except (RayError, EngineUnavailable) as error:
-                    self._fail(_reason(error))
+                await self._send_run(run)
 
     async def _send_run(self, run: list[Request] | list[_Abort]) -> None:
         if isinstance(run[0], _Abort):
@@ -160,24 +254,23 @@ class AsyncCluster:
                 if ids := [abort.request_id for abort in run if abort.stopped is stopped]:
                     await self.scheduler.abort.remote(ids, stopped)
             return
-        data = encode_requests(run)
-        for request_id, code, *rest in await self.scheduler.submit.remote(self._name, data):
+        await self._submit(run, again=False)
+
+    async def _submit(self, requests: list[Request], again: bool) -> None:
+        refusals = await self.scheduler.submit.remote(self.subscribed_as, encode_requests(requests), again)
+        for request_id, code, *rest in refusals:
             refused = EngineUnavailable(rest[0]) if code == UNAVAILABLE else RequestRefused(code, *rest)
             self._mailboxes.post(request_id, refused)
+        self._open.admitted({r.request_id for r in requests} - {refusal[0] for refusal in refusals})
 
     async def _listen(self) -> None:
         while True:
-            try:
-                message: bytes = await self.scheduler.poll.remote(self._name, POLL_S)
-            except RayError as error:
-                self._fail(_reason(error))
-                return
+            message: bytes = await self.scheduler.poll.remote(self.subscribed_as, POLL_S)
+            self._heard += 1
             if message:
-                self._mailboxes.deliver(decode_deltas(message))
-
-    def _fail(self, reason: str) -> None:
-        self._failure = reason
-        self._mailboxes.fail_all(reason)
+                deltas = decode_deltas(message)
+                self._open.see(deltas)
+                self._mailboxes.deliver(deltas)
 
 
 def _runs(batch: list[Request | _Abort]) -> list[list[Request] | list[_Abort]]:
@@ -189,58 +282,3 @@ def _runs(batch: list[Request | _Abort]) -> list[list[Request] | list[_Abort]]:
         else:
             runs.append([item])
     return cast(list[list[Request] | list[_Abort]], runs)
-
-
-def _scheduler_actor(config: EngineConfig, name: str, namespace: str) -> ActorHandle[Any]:
-    actor: Any = (
-        ray.remote(SchedulerActor)
-        .options(
-            num_cpus=0,
-            max_concurrency=CONCURRENCY,
-            runtime_env={"env_vars": ENVIRONMENT},
-            name=name,
-            namespace=namespace,
-        )
-        .remote(config, name, namespace)
-    )
-    return cast(ActorHandle[Any], actor)
-
-
-async def _started(scheduler: ActorHandle[Any], model_dir: Path, on_progress: Progress | None) -> EngineInfo:
-    start = asyncio.ensure_future(_asked(scheduler.start.remote(str(model_dir))))
-    said = ""
-    while not start.done():
-        await asyncio.wait([start], timeout=0.5)
-        if on_progress is not None and not start.done():
-            with suppress(RayError, TimeoutError):
-                now = str(await asyncio.wait_for(_asked(scheduler.progress.remote()), 5))
-                if now != said:
-                    on_progress(now)
-                    said = now
-    return cast(EngineInfo, start.result())
-
-
-async def _close(scheduler: ActorHandle[Any]) -> None:
-    """In order where it answers, by force in any case."""
-    with suppress(RayError, TimeoutError, EngineUnavailable, ValueError):
-        await asyncio.wait_for(_asked(scheduler.close.remote()), 8)
-    with suppress(RayError):
-        ray.kill(scheduler)
-    with suppress(RayError, ConnectionError):
-        await asyncio.to_thread(remove_orphans)
-
-
-async def _asked(answer: Any) -> Any:
-    """An actor's answer. ValueError and EngineUnavailable of the actor are raised as such, its death as the latter."""
-    try:
-        return await answer
-    except RayTaskError as error:
-        if isinstance(error.cause, ValueError | EngineUnavailable):
-            raise type(error.cause)(str(error.cause)) from None
-        raise
-    except RayActorError as error:
-        raise EngineUnavailable(_reason(error)) from None
-
-
-def _reason(error: Exception) -> str:
-    return f"the scheduler is gone: {(str(error).strip() or type(error).__name__).splitlines()[0]}"

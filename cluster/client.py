@@ -22,10 +22,11 @@ from typing import Any, TypeVar
 
 import ray
 
-from cluster.async_cluster import DEFAULT_NAME, NAMESPACE, AsyncCluster, Progress
+from cluster.async_cluster import DEFAULT_NAME, NAMESPACE, AsyncCluster
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
 from cluster.local_ray import connect_ray
+from cluster.scheduler_handle import Progress
 from scheduler.request import Delta, Finish, Request
 from scheduler.sampling import SamplingParams
 from workers.tokenizer import Tokenizer

@@ -111,6 +111,7 @@ class EngineConfig(BaseModel):
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     prefix_caching: bool = True
     max_queued_requests: int = Field(default=1024, ge=1)
+    max_queued_tokens: int = Field(default=2**21, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = "auto"
@@ -125,6 +126,8 @@ class EngineConfig(BaseModel):
     on_infeasible: OnInfeasible = "best-effort"
     profile_seconds: float = Field(default=15.0, ge=0, le=600)
     """How long iterations are measured at the start, where nothing is known of machine and model; 0: not at all."""
+    hang_seconds: float = Field(default=30.0, gt=0, le=86_400, allow_inf_nan=False)
+    """How much longer than predicted an iteration may take before its workers are taken for hung and replaced."""
     iterations_kept: int = Field(default=4096, ge=0, le=1_000_000)
     iteration_log: Annotated[str, AfterValidator(os.path.abspath)] | None = None
 

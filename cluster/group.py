@@ -11,13 +11,15 @@ from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.assembly import worker_config
 from cluster.config import EngineConfig
 from cluster.placement import place
+from cluster.rank_process import RankProcess
+from cluster.recovery import WorkersLost, in_words
 from cluster.sizing import kv_blocks
 from cluster.transport import Transport, make_transport
 from cluster.worker_actor import CONTROL, RankActor
@@ -27,16 +29,21 @@ from workers.config import WorkerDescription
 
 SPIN_COUNT = "2000"
 """Some microseconds: longer than most waits within a forward, much shorter than a time slice."""
+PING_S = 2.0
+DEATH_NOTICE_S = 2.0
+"""Ray tells of a death within milliseconds, but what its peers say of it may come first."""
 
 
 class WorkerGroup:
-    """Built by `start`; `close` gives everything back. Ranks die with the process that started them."""
+    """Built by `start`; `close` gives everything back, and so does `destroy`, whatever state the ranks are in. Ranks
+    die with the process that started them."""
 
     def __init__(self, placement: PlacementGroup, ranks: list[ActorHandle[Any]]) -> None:
         self._placement = placement
         self._ranks = ranks
         self._transport: Transport | None = None
         self._deaths: list[asyncio.Future[None]] = []
+        self._processes: list[RankProcess] = []
         self.descriptions: list[WorkerDescription] = []
         self.num_blocks = 0
 
@@ -56,7 +63,7 @@ class WorkerGroup:
             group._transport = make_transport(config.transport, group._ranks, device)
             group._deaths = [asyncio.ensure_future(_watch(rank)) for rank in group._ranks]
         except BaseException:
-            await group.close()
+            await group.destroy()
             raise
         return group
 
@@ -65,29 +72,73 @@ class WorkerGroup:
         return "none" if self._transport is None else self._transport.name
 
     async def execute(self, plan: IterationPlan) -> IterationResult:
-        """Raises what Ray raises for a rank that died or failed."""
+        """Raises WorkersLost where a rank died or failed."""
         if self._transport is None:
-            raise RuntimeError("the group is closed")
+            raise WorkersLost("the group is closed")
         answer = asyncio.ensure_future(self._transport.send(encode_plan(plan)))
         # A rank that waits for a dead one in a collective never answers, so the deaths are listened for as well.
         awaited: list[asyncio.Future[Any]] = [answer, *self._deaths]
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+            raise WorkersLost(self.obituary())
+        try:
+            return decode_result(await answer)
+        except Exception as error:
+            raise WorkersLost(await self._cause_of(error)) from error
+
+    def on_death(self, call: Callable[[], None]) -> None:
+        """`call` is called when a rank dies."""
         for death in self._deaths:
-            if death.done() and not answer.done():
-                answer.cancel()
-                death.result()
-        return decode_result(await answer)
+            death.add_done_callback(lambda _: call())
+
+    def obituary(self) -> str:
+        """Which ranks are dead, in one line; empty where none is known to be."""
+        dead = [self._called(rank) for rank, death in enumerate(self._deaths) if death.done()]
+        return f"{' and '.join(dead)} died" if dead else ""
+
+    async def silent(self) -> str:
+        """Which ranks do not answer a ping, in one line; empty where all do."""
+        pings = [asyncio.ensure_future(_ping(rank)) for rank in self._ranks]
+        await asyncio.wait(pings, timeout=PING_S)
+        mute = [self._called(rank) for rank, ping in enumerate(pings) if not ping.done()]
+        for ping in pings:
+            ping.cancel()
+        return " and ".join(mute)
+
+    async def _cause_of(self, error: Exception) -> str:
+        """A rank fails when its peer dies, and may be heard first: the death is the cause."""
+        await asyncio.wait(self._deaths, timeout=DEATH_NOTICE_S, return_when=asyncio.FIRST_COMPLETED)
+        return self.obituary() or f"a rank failed: {in_words(error)}"
+
+    def _called(self, rank: int) -> str:
+        return f"rank {rank} (pid {self._processes[rank].pid})"
 
     async def pids(self) -> list[int]:
         return list(await asyncio.gather(*(rank.ping.remote() for rank in self._ranks)))
 
     async def close(self) -> None:
+        """In order, where the ranks answer."""
+        await self._close_transport()
+        self._remove()
+
+    async def destroy(self) -> None:
+        """By force. Returns when the ranks' processes are gone, as far as they can be reached."""
+        for death in self._deaths:
+            death.cancel()
+        await asyncio.gather(*(process.kill() for process in self._processes))
+        self._remove()
+        await self._close_transport()
+
+    async def _close_transport(self) -> None:
         for death in self._deaths:
             death.cancel()
         transport, self._transport = self._transport, None
         if transport is not None:
             with suppress(Exception):  # a rank that died cannot be taken down in order
                 await asyncio.wait_for(transport.close(), 5)
+
+    def _remove(self) -> None:
         for rank in self._ranks:
             with suppress(Exception):
                 ray.kill(rank)
@@ -95,6 +146,7 @@ class WorkerGroup:
             remove_placement_group(self._placement)
 
     async def _load(self, config: EngineConfig, model_dir: str) -> None:
+        self._processes = await _all([rank.process.remote() for rank in self._ranks])
         places = await _all([rank.where.remote() for rank in self._ranks])
         _, address, port = places[0]
         one_host = len({node for node, _, _ in places}) == 1
@@ -108,9 +160,16 @@ class WorkerGroup:
         await _all([rank.allocate.remote(self.num_blocks) for rank in self._ranks])
 
 
+async def _ping(rank: ActorHandle[Any]) -> None:
+    """Returns when the rank answers, or is known to be dead."""
+    with suppress(RayError):
+        await rank.ping.remote()
+
+
 async def _watch(rank: ActorHandle[Any]) -> None:
-    """Raises what Ray raises once the rank's process is dead."""
-    await rank.watch.remote()
+    """Returns once the rank's process is dead."""
+    with suppress(RayError):
+        await rank.watch.remote()
 
 
 async def _all(calls: list[Any]) -> list[Any]:

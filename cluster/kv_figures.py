@@ -11,6 +11,7 @@ _COUNTS = (
     ("stallfree_prefix_cache_queried_tokens", "Tokens of new requests that were looked up", "prefix_tokens_queried"),
     ("stallfree_prefix_cache_hit_tokens", "Of these, tokens whose KV was reused", "prefix_tokens_hit"),
     ("stallfree_kv_evictions", "Cached KV blocks that were given away", "evictions"),
+    ("stallfree_worker_losses", "Times that the workers of a group were lost", "worker_losses"),
     ("stallfree_kv_violations", "Times that KV blocks did not add up: a bug", "violations"),
 )
 

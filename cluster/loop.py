@@ -8,22 +8,28 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from cluster.engine import EngineUnavailable
 from cluster.executor import Executor
+from cluster.iteration_record import IterationRecord, Observer
+from cluster.recovery import Recovery, WorkersLost, in_words
 from scheduler.plan import IterationPlan, IterationResult
-from scheduler.progress import InFlight, Served, TokenTiming
+from scheduler.progress import InFlight
 from scheduler.request import Delta, Finish, Request
 from scheduler.roofline import Features
 from scheduler.sampling import SamplingParams
 from scheduler.scheduler import Scheduler
 from scheduler.slo import UNPROMISED
 
+__all__ = ["PROBE_PREFIX", "IterationLoop", "IterationRecord", "Observer", "Predict", "Publish"]
+
 _log = logging.getLogger(__name__)
 
 PROBE_PREFIX = "_probe-"
 """Requests of the health check have ids that begin so; nobody is subscribed to them and no figure counts them."""
+
+GRACE_S = 1.0
+"""For an answer that came while this process itself was held up, so that the time was over before it was looked at."""
 
 AUDIT_EVERY_S = 10.0
 """Looking at every block takes milliseconds where there are many, which who comes next would wait for."""
@@ -31,52 +37,6 @@ AUDIT_EVERY_S = 10.0
 Publish = Callable[[list[Delta]], None]
 Predict = Callable[[tuple[Features, ...]], float]
 """Seconds that an iteration of these forwards will take."""
-
-
-class Observer(Protocol):
-    """Whoever watches a loop. Called on its event loop, between iterations: it has to be quick, and must not raise."""
-
-    def iteration(self, record: IterationRecord) -> None: ...
-
-    def ends(self, deltas: list[Delta], served: list[Served]) -> None:
-        """What ended outside of any iteration: aborted, stopped by its reader, outgrown the pool, failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class IterationRecord:
-    """One iteration as it happened. Times are seconds of the loop's clock: plan made, result committed.
-
-    One that was sent while another ran starts when that one ends. `under_way` is what the scheduler knew of it,
-    `predicted_s` what it was expected to take when it was sent (None where nobody can tell), and `served` the requests
-    that it ended as they should.
-    """
-
-    plan: IterationPlan
-    result: IterationResult
-    under_way: InFlight
-    predicted_s: float | None
-    started: float
-    ended: float
-    deltas: list[Delta]
-    timings: list[TokenTiming]
-    served: list[Served]
-
-    @property
-    def features(self) -> tuple[Features, ...]:
-        """Of each of its forwards."""
-        return self.under_way.features
-
-    @property
-    def actual_s(self) -> float:
-        return self.ended - self.started
-
-    @property
-    def prefill_tokens(self) -> int:
-        return sum(forward.prefill_tokens for forward in self.features)
-
-    @property
-    def decodes(self) -> int:
-        return sum(forward.decodes for forward in self.features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +49,8 @@ class _Launched:
 
 
 class IterationLoop:
-    """Runs until it is closed or its executor fails, which ends every request with the reason.
+    """Runs until it is closed. Where its executor fails, `recovery` gives it another, and every request starts over
+    from the tokens it has; without one, or once that gives up, every request is ended with the reason.
 
     `overlap` plans are under way at once: 2 hides scheduling behind the forward, at the cost of at most one discarded
     token for a sequence that turns out to be finished. `publish` gets the deltas of an iteration in one call.
@@ -105,6 +66,7 @@ class IterationLoop:
         observer: Observer | None = None,
         predict: Predict | None = None,
         overlap: int = 1,
+        recovery: Recovery | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._executor = executor
@@ -113,6 +75,7 @@ class IterationLoop:
         self._observer = observer
         self._predict = predict
         self._overlap = overlap
+        self._recovery = recovery
         self._under_way: deque[_Launched] = deque()
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
@@ -122,15 +85,19 @@ class IterationLoop:
         self._next_audit = -math.inf
         self._audit_failed = False
         self.failure: str | None = None
+        self.lost: str | None = None
+        """Why there are no workers now, while they are being replaced; requests are queued meanwhile."""
         self.iterations = 0
+        if recovery is not None:
+            recovery.watch(self._wake.set)
 
     # What others ask of it, from the same event loop.
 
-    def add(self, request: Request) -> None:
-        """Raises RequestRefused, or EngineUnavailable once the workers have failed."""
+    def add(self, request: Request, again: bool = False) -> None:
+        """Raises RequestRefused, or EngineUnavailable once the workers have failed. See `Scheduler.add`."""
         if self.failure is not None:
             raise EngineUnavailable(self.failure)
-        self.scheduler.add(request, self._clock())
+        self.scheduler.add(request, self._clock(), again)
         self._wake.set()
 
     def abort(self, request_id: str, finish: Finish = Finish.ABORT) -> None:
@@ -150,10 +117,11 @@ class IterationLoop:
     async def heartbeat(self) -> None:
         """Return once an iteration was completed after this call: one under way, or a probe's if there is none.
 
-        Raises EngineUnavailable where the workers have failed. It takes what it takes: deadlines are the caller's.
+        Raises EngineUnavailable where the workers have failed or are being replaced. It takes what it takes: deadlines
+        are the caller's.
         """
         seen = self.iterations
-        while self.iterations == seen and self.failure is None:
+        while self.iterations == seen and (self.failure or self.lost) is None:
             if self.scheduler.idle:
                 self._probes += 1
                 probe = Request(
@@ -163,31 +131,40 @@ class IterationLoop:
             await self._progress.wait()
         if self.failure is not None:
             raise EngineUnavailable(self.failure)
+        if self.iterations == seen:
+            raise EngineUnavailable(f"the workers are being replaced: {self.lost}")
 
     async def run(self) -> None:
-        """The loop itself. Returns after `close`, or after the executor's failure (see `failure`)."""
+        """The loop itself. Returns after `close`, or after a failure without recovery (see `failure`)."""
         try:
             while not self._closed:
-                self._launch()
-                self._tell_ends()
-                if self._under_way:
-                    await self._complete()
-                else:
-                    self._audit()
-                    self._tell_progress()
-                    await self._wake.wait()
-                self._wake.clear()
+                try:
+                    await self._step()
+                except WorkersLost as lost:
+                    await self._replace_workers(lost)
         except Exception as error:
-            self._fail(f"the workers failed: {type(error).__name__}: {error}")
+            self._fail(f"the workers failed: {in_words(error)}")
         finally:
-            for launched in self._under_way:
-                launched.answer.cancel()
+            self._drop_under_way()
 
     def close(self) -> None:
         self._closed = True
         self._wake.set()
 
     # Its steps.
+
+    async def _step(self) -> None:
+        self._launch()
+        self.tell_ends()
+        if self._under_way:
+            await self._complete()
+        elif self._recovery is not None and (lost := self._recovery.dead()) is not None:
+            raise lost
+        else:
+            self._audit()
+            self._tell_progress()
+            await self._wake.wait()
+        self._wake.clear()
 
     def _launch(self) -> None:
         while len(self._under_way) < self._overlap:
@@ -198,11 +175,12 @@ class IterationLoop:
             under_way = self.scheduler.under_way(plan.iteration)
             predicted = None if self._predict is None else self._predict(under_way.features)
             answer = asyncio.ensure_future(self._executor.execute(plan))
+            answer.add_done_callback(_hear)
             self._under_way.append(_Launched(plan, under_way, predicted, started, answer))
 
     async def _complete(self) -> None:
         launched = self._under_way[0]
-        result = await launched.answer
+        result = await self._answer(launched)
         self._under_way.popleft()
         ended = self._clock()
         deltas = self.scheduler.commit(result, ended)
@@ -226,6 +204,49 @@ class IterationLoop:
         self._last_ended = ended
         self._tell_progress()
 
+    async def _answer(self, launched: _Launched) -> IterationResult:
+        """Raises WorkersLost for whatever the executor raises, and where it takes too long."""
+        if self._recovery is not None:
+            patience = self._recovery.patience(launched.predicted_s)
+            for seconds in (patience, GRACE_S):
+                done, _ = await asyncio.wait({launched.answer}, timeout=seconds)
+                if done:
+                    break
+            else:
+                raise WorkersLost(f"no answer within {patience:.0f} s", hung=True)
+        try:
+            return await launched.answer
+        except Exception as error:
+            raise WorkersLost(in_words(error)) from error
+
+    async def _replace_workers(self, lost: WorkersLost) -> None:
+        """Raises WorkersLost where that cannot be. Requests come and go meanwhile."""
+        if self._recovery is None:
+            raise lost
+        self._drop_under_way()
+        self.scheduler.requeue_all()
+        self.lost = str(lost)
+        replacing = asyncio.ensure_future(self._recovery.replace(lost))
+        try:
+            while not (replacing.done() or self._closed):
+                self.tell_ends()
+                self._tell_progress()
+                self._wake.clear()
+                waking = asyncio.ensure_future(self._wake.wait())
+                await asyncio.wait({replacing, waking}, return_when=asyncio.FIRST_COMPLETED)
+                waking.cancel()
+            if replacing.done():
+                self._executor = replacing.result()
+        finally:
+            self.lost = None
+            replacing.cancel()
+            await asyncio.gather(replacing, return_exceptions=True)
+
+    def _drop_under_way(self) -> None:
+        for launched in self._under_way:
+            launched.answer.cancel()
+        self._under_way.clear()
+
     def _audit(self) -> None:
         """Between requests, now and then, whether slots and blocks add up: it is logged once, and then only counted."""
         now = self._clock()
@@ -240,10 +261,11 @@ class IterationLoop:
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self.scheduler.fail_all(reason)
-        self._tell_ends()
+        self.tell_ends()
         self._tell_progress()
 
-    def _tell_ends(self) -> None:
+    def tell_ends(self) -> None:
+        """Publish what ended outside of any iteration, now rather than with the next one."""
         deltas, served = self.scheduler.take_deltas(), self.scheduler.take_served()
         self._publish_if_any(deltas)
         if self._observer is not None and (deltas or served):
@@ -258,3 +280,9 @@ class IterationLoop:
         """Wake everybody who waits for something to happen; each event serves once."""
         self._progress.set()
         self._progress = asyncio.Event()
+
+
+def _hear(answer: asyncio.Task[IterationResult]) -> None:
+    """What went wrong with a plan that nobody waits for any more has been told by the one before it."""
+    if not answer.cancelled():
+        answer.exception()

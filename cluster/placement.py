@@ -25,12 +25,14 @@ _PREFIX = "stallfree-group"
 
 
 async def place(ranks: int, device: str, name: str, timeout_s: float = TIMEOUT_S) -> PlacementGroup:
-    """A placement group of `ranks` bundles; `name` is from `group_name`.
+    """A placement group of `ranks` bundles; `name` is from `group_name`. One of that name is removed, with all that
+    runs in it: an earlier life of its owner left it.
 
     Raises ValueError, in one line, where the cluster has no room for it.
     """
     bundle: dict[str, float] = {"GPU": 1.0} if device.startswith("cuda") else {"CPU": CPUS_OF_A_RANK}
     _check_total(bundle, ranks)
+    _remove(name)
     strategy = "STRICT_PACK" if _fits_one_node(bundle, ranks) else "PACK"
     group = new_placement_group([bundle] * ranks, strategy, name)
     try:
@@ -51,8 +53,12 @@ def remove_orphans() -> None:
     for name in placement_group_names():
         prefix, *owner = name.split("/")
         if prefix == _PREFIX and len(owner) == 3 and not _lives(scheduler=owner[1], namespace=owner[0]):
-            with suppress(ValueError):
-                remove_placement_group(get_placement_group(name))
+            _remove(name)
+
+
+def _remove(name: str) -> None:
+    with suppress(ValueError):
+        remove_placement_group(get_placement_group(name))
 
 
 def _lives(scheduler: str, namespace: str) -> bool:

@@ -116,19 +116,24 @@ class _Plans:
 
 
 async def fitted(
-    executor: Executor, info: EngineInfo, config: EngineConfig, clock: Callable[[], float], progress: Progress | None
+    executor: Executor,
+    info: EngineInfo,
+    config: EngineConfig,
+    clock: Callable[[], float],
+    progress: Progress | None,
+    trusted: bool = False,
 ) -> Coefficients:
     """The coefficients of these workers: from the cache where host, model, TP and dtype are known, or measured.
 
-    What is cached is tried on a few iterations first: a machine that was busy when it was measured, or is now another
-    machine under the same name, is measured again.
+    Unless it is `trusted`, what is cached is tried on a few iterations first: a machine that was busy when it was
+    measured, or is now another machine under the same name, is measured again.
     """
     path = _cache_path(info, config)
     try:
         known = Coefficients(**json.loads(path.read_text())["coefficients"])
     except (OSError, ValueError, KeyError, TypeError):
         known = None  # not there, or not whole
-    if known is not None and await _still_true(known, executor, info, config, clock):
+    if known is not None and (trusted or await _still_true(known, executor, info, config, clock)):
         return known
     coefficients = fit(await profile(executor, info, config, clock, progress))
     path.parent.mkdir(parents=True, exist_ok=True)

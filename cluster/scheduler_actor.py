@@ -7,20 +7,24 @@ iteration. A front end that stops polling is taken for dead, and its requests ar
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import time
+import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import ray
+
 from cluster.assembly import engine_info, make_scheduler
+from cluster.condition import figures, why_not_ready
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo, EngineUnavailable
-from cluster.group import WorkerGroup
 from cluster.instruments import GroupInstruments, Instruments
 from cluster.loop import IterationLoop
 from cluster.placement import group_name
-from cluster.ray_facts import total_resources
+from cluster.rebuild import LastingGroup, lasting_group
 from cluster.routing import least_loaded
 from cluster.subscribers import Subscribers
 from cluster.tuning import Tuning, apply_policy, tune, with_outlook
@@ -32,16 +36,26 @@ from scheduler.slo import Promise
 Refusal = tuple[str, str, str, str | None, float | None]
 """Request id, code, message, parameter and seconds to wait of a request that was not admitted."""
 UNAVAILABLE = "engine_unavailable"
+MOST_INCIDENTS = 20
+ABANDONED_S = 60.0
+"""Front ends that are replaced take seconds to be back."""
+
+_log = logging.getLogger(__name__)
 
 
 class SchedulerActor:
     """An async actor: its methods run on one event loop, so that nothing here needs a lock."""
 
-    def __init__(self, config: EngineConfig, name: str, namespace: str) -> None:
+    def __init__(self, config: EngineConfig, name: str, namespace: str, detached: bool = False) -> None:
         self._config = config
         self._name, self._namespace = name, namespace
+        self._detached = detached
+        self._starting: asyncio.Task[EngineInfo] | None = None
+        self._life = uuid.uuid4().hex
+        self._incidents: list[str] = []
+        self._draining: str | None = None
         self._progress = "starting"
-        self._groups: list[WorkerGroup] = []
+        self._groups: list[LastingGroup] = []
         self._loops: list[IterationLoop] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._tuning: Tuning | None = None
@@ -52,30 +66,58 @@ class SchedulerActor:
 
     # Coming up and going down.
 
-    async def start(self, model_dir: str) -> EngineInfo:
-        """Bring the groups up. Raises ValueError, in one line, for what cannot be served."""
-        config = self._config
-        device = _device(config)
-        for index in range(config.groups):
-            name = group_name(self._name, self._namespace, index)
-            say = self._say_for(index)
-            self._groups.append(await WorkerGroup.start(config, model_dir, device, name, say))
-        first = self._groups[0]
-        num_blocks = min(group.num_blocks for group in self._groups)
-        self._info = engine_info(config, model_dir, first.descriptions, num_blocks, first.transport)
-        await self._tune()
-        self._instruments = Instruments(config, self._info.served_model_name, self._tuning)
-        for index, group in enumerate(self._groups):
-            self._run_loop(group, self._instruments.of(index))
-        self._tasks.append(asyncio.create_task(self._end_requests_of_the_dead()))
+    async def start(self, model_dir: str, before: EngineInfo | None = None) -> EngineInfo:
+        """Bring the groups up, unless they are; whoever finds the actor new again asks for it. `before` is what was
+        known of the engine in an earlier life of this actor. Raises ValueError, in one line, for what cannot be served.
+        """
+        if self._starting is None or self._is_over():
+            self._starting = asyncio.create_task(self._start(model_dir, before))
+        return await asyncio.shield(self._starting)
+
+    def _is_over(self) -> bool:
+        """Whether there is nothing, or nothing left, of what was started."""
+        assert self._starting is not None  # asked before
+        if not self._starting.done():
+            return False
+        return self._starting.exception() is not None or all(loop.failure is not None for loop in self._loops)
+
+    async def _start(self, model_dir: str, before: EngineInfo | None) -> EngineInfo:
+        await self.close()
+        self._groups, self._loops, self._tasks = [], [], []
+        self._progress = "starting"
+        config, self._info = self._config, before
+        if before is not None:
+            self._tell_of_restart()
+        try:
+            for index in range(config.groups):
+                name = group_name(self._name, self._namespace, index)
+                self._groups.append(await lasting_group(config, index, model_dir, name, self._say_for(index), before))
+            first = self._groups[0]
+            num_blocks = min(group.num_blocks for group in self._groups)
+            self._info = engine_info(config, model_dir, first.descriptions, num_blocks, first.transport)
+            await self._tune(trusted=before is not None)
+            self._instruments = Instruments(config, self._info.served_model_name, self._tuning)
+            for index, group in enumerate(self._groups):
+                self._run_loop(group, self._instruments.of(index))
+        except BaseException:
+            await self.close()
+            raise
+        self._tasks.append(asyncio.create_task(self._look_after_subscribers()))
         self._progress = "ready"
+        if before is not None:
+            await self.configure(before.policy, before.chunk_size)
         return self._info
+
+    def _tell_of_restart(self) -> None:
+        self._incidents.append("the scheduler died and was started again")
+        _log.error("the scheduler died and was started again; front ends give it their requests again")
 
     async def close(self) -> None:
         for loop in self._loops:
             loop.close()
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(group.close() for group in self._groups))
         if self._instruments is not None:
             self._instruments.log.close()
@@ -94,26 +136,31 @@ class SchedulerActor:
         tuning = self._tuning
         return [None if tuning is None else tuning.promises.promise(tokens) for tokens in prompt_tokens]
 
+    def pid(self) -> int:
+        return os.getpid()
+
     async def pids(self) -> list[list[int]]:
         """Process ids of every group's ranks."""
         return [await group.pids() for group in self._groups]
 
     def _say_for(self, index: int) -> Callable[[str], None]:
         def say(what: str) -> None:
+            if self._progress == "ready":
+                return  # a group is being rebuilt, which is told of elsewhere
             self._progress = what if self._config.groups == 1 else f"{what} (group {index + 1})"
 
         return say
 
-    async def _tune(self) -> None:
+    async def _tune(self, trusted: bool) -> None:
         assert self._info is not None  # known before anything is measured
 
         def progress(done: int, of: int) -> None:
             self._progress = f"measuring iterations ({100 * done // of} %)"
 
-        self._tuning = await tune(self._config, self._info, self._groups[0], time.monotonic, progress)
+        self._tuning = await tune(self._config, self._info, self._groups[0], time.monotonic, progress, trusted)
         self._info = with_outlook(self._config, self._info, self._tuning)
 
-    def _run_loop(self, group: WorkerGroup, watch: GroupInstruments) -> None:
+    def _run_loop(self, group: LastingGroup, watch: GroupInstruments) -> None:
         assert self._info is not None  # the groups are up
         loop = IterationLoop(
             make_scheduler(self._config, self._info, self._tuning),
@@ -123,18 +170,27 @@ class SchedulerActor:
             observer=watch,
             predict=None if self._tuning is None else self._tuning.predict,
             overlap=self._config.overlap,
+            recovery=group,
         )
         self._loops.append(loop)
         self._tasks.append(asyncio.create_task(loop.run()))
 
     # Requests.
 
-    def submit(self, subscriber: str, data: bytes) -> list[Refusal]:
-        """Admit an encoded batch of requests; those that are not admitted come back with the reason."""
+    def subscribe(self, subscriber: str, instead_of: str = "") -> None:
+        """Whatever is known of the one before is ended, unheard. Raises EngineUnavailable before everything is up."""
+        self.info()
+        self.unsubscribe(instead_of)
+        self._subscribers.add(subscriber)
+
+    def submit(self, subscriber: str, data: bytes, again: bool = False) -> list[Refusal]:
+        """Admit an encoded batch of requests; those that are not admitted come back with the reason. `again`: they were
+        admitted before, so that no bound of the queue is for them. Raises Unsubscribed."""
+        self._subscribers.check(subscriber)
         refusals: list[Refusal] = []
         for request in decode_requests(data):
             try:
-                self._add(subscriber, request)
+                self._add(subscriber, request, again)
             except RequestRefused as refused:
                 refusals.append(
                     (request.request_id, refused.code, refused.message, refused.param, refused.retry_after_s)
@@ -151,27 +207,37 @@ class SchedulerActor:
                 loop.abort(request_id, Finish.STOP if stopped else Finish.ABORT)
 
     async def poll(self, subscriber: str, timeout_s: float) -> bytes:
-        """All that is new for a subscriber: encoded deltas, or nothing where nothing came in time."""
+        """All that is new for a subscriber: encoded deltas, or nothing where nothing came in time.
+
+        Raises Unsubscribed."""
         return await self._subscribers.poll(subscriber, timeout_s)
 
-    def end_requests(self, reason: str) -> int:
-        """End every request with an error that its client is told, because the engine is about to go. How many."""
-        ended = len(self._homes)
+    async def drain(self, reason: str, seconds: float) -> bool:
+        """Take no more requests, from now on; let those that are there finish within `seconds`; end what is left with
+        an error that its client is told. Returns whether there were any."""
+        self._draining = reason
+        any_there, until = bool(self._homes), time.monotonic() + seconds
+        while self._homes and time.monotonic() < until:  # noqa: ASYNC110 - requests end in many places
+            await asyncio.sleep(0.05)
         for loop in self._loops:
             loop.end_requests(reason)
-        return ended
+        return any_there
 
     def unsubscribe(self, subscriber: str) -> None:
         self.abort(self._subscribers.remove(subscriber), stopped=False)
+        for loop in self._loops:
+            loop.tell_ends()  # before their ids may come again
 
-    def _add(self, subscriber: str, request: Request) -> None:
+    def _add(self, subscriber: str, request: Request, again: bool) -> None:
         if request.request_id in self._homes:
             raise RequestRefused("duplicate_request", f"request {request.request_id!r} is running already")
+        if self._draining is not None:
+            raise EngineUnavailable(self._draining)
         standing = [loop for loop in self._loops if loop.failure is None]
         if not standing:
             raise EngineUnavailable(self._loops[0].failure or "no worker group" if self._loops else self._progress)
-        loop = least_loaded(standing)
-        loop.add(request)
+        loop = least_loaded([loop for loop in standing if loop.lost is None] or standing)
+        loop.add(request, again=again)
         self._homes[request.request_id] = loop
         self._subscribers.owns(subscriber, request.request_id)
 
@@ -181,27 +247,34 @@ class SchedulerActor:
                 self._homes.pop(delta.request_id, None)
         self._subscribers.publish(deltas)
 
-    async def _end_requests_of_the_dead(self) -> None:
+    async def _look_after_subscribers(self) -> None:
+        """End the requests of those that are silent; and, where nobody else would, the engine that nobody wants."""
+        wanted = time.monotonic()
         while True:
-            await asyncio.sleep(5)
+            await asyncio.sleep(1)
             for subscriber in self._subscribers.silent():
                 self.unsubscribe(subscriber)
+            if self._subscribers:
+                wanted = time.monotonic()
+            elif self._detached and time.monotonic() > wanted + ABANDONED_S:
+                _log.warning("nobody has subscribed for %g s: the engine ends", ABANDONED_S)
+                await asyncio.gather(*(group.close() for group in self._groups))
+                ray.kill(ray.get_runtime_context().current_actor)
 
     # Figures and control.
 
     async def stats(self) -> dict[str, Any]:
-        """The groups' figures added up, and each group's own."""
-        groups = [loop.scheduler.stats() for loop in self._loops]
-        added = ("running", "waiting", "blocks_total", "blocks_free", "iterations", "preemptions", "tokens_outstanding")
-        policy = self._loops[0].scheduler.policy.name if self._loops else self._config.policy
-        failures = [loop.failure for loop in self._loops if loop.failure is not None]
+        """The groups' figures added up, and each group's own; what became of their workers."""
         return {
-            "policy": policy,
-            **{name: sum(group[name] for group in groups) for name in added},
+            **figures(self._loops, self._config.policy),
             "messages": self._subscribers.messages,
-            "failures": failures,
-            "groups": groups,
+            "not_ready": self._not_ready(),
+            "incidents": self.incidents()[1][-MOST_INCIDENTS:],
         }
+
+    def incidents(self) -> tuple[str, list[str]]:
+        """What died and what became of it since this process began, which has an id of its own."""
+        return self._life, [*self._incidents, *(line for group in self._groups for line in group.incidents)]
 
     async def metrics(self) -> bytes:
         if self._instruments is None:
@@ -214,8 +287,8 @@ class SchedulerActor:
 
     async def health(self, timeout_s: float) -> str:
         """Empty after a real forward on every group; else why not."""
-        if self._progress != "ready":
-            return f"the engine is {self._progress}"
+        if reason := self._not_ready():
+            return reason
         try:
             await asyncio.wait_for(asyncio.gather(*(loop.heartbeat() for loop in self._loops)), timeout_s)
         except TimeoutError:
@@ -224,6 +297,11 @@ class SchedulerActor:
             return str(error)
         return ""
 
+    def _not_ready(self) -> str:
+        if self._draining is not None or self._progress != "ready":
+            return self._draining or f"the engine is {self._progress}"
+        return why_not_ready(self._loops)
+
     async def configure(self, policy: str, chunk_size: int) -> EngineInfo:
         """Raises ValueError for an unknown policy."""
         info = self.info()
@@ -231,13 +309,3 @@ class SchedulerActor:
             apply_policy(loop.scheduler, self._config, policy, chunk_size, info, self._tuning)
         self._info = replace(info, policy=policy, chunk_size=chunk_size)
         return self._info
-
-
-def _device(config: EngineConfig) -> str:
-    """What the ranks will run on, by what the cluster has: the scheduler's own machine may have no GPU."""
-    if config.device != "auto":
-        return config.device
-    with suppress(Exception):
-        if total_resources().get("GPU", 0) >= 1:
-            return "cuda"
-    return "cpu"

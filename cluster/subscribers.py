@@ -9,8 +9,13 @@ from dataclasses import dataclass, field
 
 from scheduler.request import Delta
 
-SILENCE_S = 30.0
-"""A subscriber that has not polled for so long is dead; it polls every few seconds even when nothing happens."""
+SILENCE_S = 6.0
+"""A subscriber that has not polled for so long is taken for dead; it polls every few seconds even when nothing happens.
+One that was merely slow subscribes again, and its requests go on from what it has seen."""
+
+
+class Unsubscribed(Exception):
+    """Nothing is known of this subscriber: it was taken for dead, or the scheduler is a new one."""
 
 
 @dataclass
@@ -31,7 +36,18 @@ class Subscribers:
         self._owners: dict[str, str] = {}
         self.messages = 0
 
+    def __len__(self) -> int:
+        return len(self._subscribers)
+
+    def add(self, name: str) -> None:
+        self._subscribers.setdefault(name, Subscriber())
+
+    def check(self, name: str) -> None:
+        """Raises Unsubscribed."""
+        self._get(name)
+
     def owns(self, name: str, request_id: str) -> None:
+        """Raises Unsubscribed."""
         self._get(name).requests.add(request_id)
         self._owners[request_id] = name
 
@@ -48,6 +64,7 @@ class Subscribers:
                     subscriber.requests.discard(delta.request_id)
 
     async def poll(self, name: str, timeout_s: float) -> bytes:
+        """Raises Unsubscribed."""
         subscriber = self._get(name)
         subscriber.polling += 1
         try:
@@ -77,4 +94,7 @@ class Subscribers:
         return sorted(subscriber.requests)
 
     def _get(self, name: str) -> Subscriber:
-        return self._subscribers.setdefault(name, Subscriber())
+        try:
+            return self._subscribers[name]
+        except KeyError:
+            raise Unsubscribed(name) from None

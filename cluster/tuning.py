@@ -59,12 +59,13 @@ async def tune(
     executor: Executor,
     clock: Callable[[], float],
     progress: Progress | None = None,
+    trusted: bool = False,
 ) -> Tuning | None:
-    """Measure the workers (or read what is known of them), and derive the promises that were not given. None where
-    they are not to be measured, which `slo` does not allow."""
+    """Measure the workers (or read what is known of them, untried where it is `trusted`), and derive the promises that
+    were not given. None where they are not to be measured, which `slo` does not allow."""
     if config.profile_seconds == 0 and config.policy != "slo":
         return None
-    cost = OnlineCostModel(await fitted(executor, info, config, clock, progress))
+    cost = OnlineCostModel(await fitted(executor, info, config, clock, progress, trusted))
     return Tuning(cost, promise_book(config, cost))
 
 

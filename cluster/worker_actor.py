@@ -8,6 +8,7 @@ import threading
 
 import ray
 
+from cluster.rank_process import RankProcess
 from cluster.ray_facts import node_address
 from scheduler.codec import decode_plan, encode_result
 from workers.compute_thread import ComputeThread
@@ -28,6 +29,9 @@ class RankActor:
         self._worker: Worker | None = None
         self._compute = ComputeThread()  # Ray may give each call to another thread
         self._awake = threading.Event()
+
+    def process(self) -> RankProcess:
+        return RankProcess.own()
 
     def where(self) -> tuple[str, str, int]:
         """Node id, address, and a port that is free on it, for the group to meet at."""

@@ -3,9 +3,10 @@
     serve run deploy.app:build_app model=smollm2 policy=chunked chunk_size=128
     serve deploy deploy/serve.yaml
 
-The engine's actors are children of the `Engine` replica, so deleting the application frees everything. Each `Api`
-replica attaches to the scheduler actor once, in its constructor, and not in a request: Serve cancels what a request's
-handler has started when that request ends.
+The engine outlives every replica: its scheduler actor is detached, and has a name that belongs to the application. An
+`Engine` replica that Serve starts in the place of one that died takes it over; one that is deleted ends it, and an
+engine that nobody has subscribed to for a minute ends itself. Each `Api` replica attaches to the scheduler actor once,
+in its constructor, and not in a request: Serve cancels what a request's handler has started when that request ends.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from workers.tokenizer import Tokenizer
 
 NAMESPACE = "stallfree"
 """Ray namespace of the scheduler actor."""
+CLOSE_S = 20.0
+"""For a replica to end after its requests have; Serve's own default."""
 
 
 class ServeArgs(EngineConfig, ApiSettings):
@@ -40,6 +44,8 @@ class ServeArgs(EngineConfig, ApiSettings):
 
     replicas: int = Field(default=1, ge=1)
     max_ongoing_requests: int = Field(default=4096, ge=1)
+    drain_seconds: float = Field(default=2.0, ge=0, le=86_400, allow_inf_nan=False)
+    """How long running requests may go on when the application is deleted or replaced."""
 
     def part(self, model: type[BaseModel]) -> dict[str, Any]:
         """Those of the arguments that are fields of `model`."""
@@ -54,9 +60,14 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     given = parse_args(args)
     config = EngineConfig(**given.part(EngineConfig))
     settings = ApiSettings(**given.part(ApiSettings))
-    engine = Engine.bind(config)  # type: ignore[attr-defined]
+    shutdown_s = given.drain_seconds + CLOSE_S
+    name = f"scheduler-{uuid.uuid4().hex[:12]}"
+    engines = Engine.options(graceful_shutdown_timeout_s=shutdown_s)  # type: ignore[attr-defined]
+    engine = engines.bind(config, name, given.drain_seconds)
     api = Api.options(  # type: ignore[attr-defined]
-        num_replicas=given.replicas, max_ongoing_requests=given.max_ongoing_requests
+        num_replicas=given.replicas,
+        max_ongoing_requests=given.max_ongoing_requests,
+        graceful_shutdown_timeout_s=shutdown_s,
     )
     application: serve.Application = api.bind(engine, settings)
     return application
@@ -85,11 +96,11 @@ def parse_args(args: Mapping[str, Any]) -> ServeArgs:
     ray_actor_options={"num_cpus": 0},
 )
 class Engine:
-    """Starts the scheduler actor with its worker groups, and lives as long as they are to live."""
+    """Starts the scheduler actor `name` with its worker groups, or takes it over where it runs already."""
 
-    async def __init__(self, config: EngineConfig) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._name = f"scheduler-{uuid.uuid4().hex[:12]}"
-        self._cluster = await AsyncCluster.start(config, name=self._name, namespace=NAMESPACE)
+    async def __init__(self, config: EngineConfig, name: str, drain_seconds: float) -> None:  # type: ignore[misc]
+        self._name, self._drain_seconds = name, drain_seconds
+        self._cluster = await AsyncCluster.start(config, name=name, namespace=NAMESPACE, detached=True)
 
     async def scheduler(self) -> tuple[str, str]:
         """Name and namespace of the scheduler actor, for `AsyncCluster.connect`."""
@@ -111,6 +122,8 @@ class Engine:
 
     async def __del__(self) -> None:
         if cluster := getattr(self, "_cluster", None):
+            with suppress(Exception):  # whatever state it is in, it goes
+                await cluster.drain("the application is being replaced", self._drain_seconds)
             await cluster.close()
 
 
@@ -144,7 +157,11 @@ def _load_tokenizer(cluster: AsyncCluster) -> Tokenizer:
 
 
 async def _check_standing(cluster: AsyncCluster) -> None:
-    """Raises EngineUnavailable once no worker group is left. No forward here: a long one is no fault."""
+    """Raises EngineUnavailable once no worker group is left, or no scheduler. One that is being started again is no
+    reason to give connections up, and no forward is asked for: a long one is no fault."""
+    cluster.standing()
+    if cluster.away is not None:
+        return
     stats = await cluster.stats()
     failures = stats.get("failures", [])
     if failures and len(failures) == len(stats.get("groups", failures)):

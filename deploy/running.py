@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,7 +25,9 @@ from scheduler.slo import Promise
 APPLICATION = "stallfree"
 SHUTTING_DOWN = "the server is shutting down"
 LAST_WORDS_S = 0.5
-"""For the API replicas to write the last events of streams that are ended by the shutdown."""
+"""For the API replicas to write the last events of streams."""
+DRAIN_GRACE_S = 2.0
+INCIDENTS_EVERY_S = 2.0
 
 _HTTP_SECONDS = 60
 
@@ -78,6 +81,18 @@ class Server:
 
         ray.get(self._scheduler.configure.remote(policy, chunk_size))
 
+    def tell_incidents(self, stopped: threading.Event, say: Say) -> None:
+        """What dies and what becomes of it, a line each, until it is stopped."""
+        import ray
+
+        told: dict[str, int] = {}
+        while not stopped.wait(INCIDENTS_EVERY_S):
+            with suppress(Exception):  # it may be the scheduler that died; the next one tells of it
+                life, lines = ray.get(self._scheduler.incidents.remote(), timeout=INCIDENTS_EVERY_S)
+                for line in lines[told.get(life, 0) :]:
+                    say(line)
+                told[life] = len(lines)
+
     def close(self) -> None:
         """Take the engine down in order: its graphs, its ranks."""
         import ray
@@ -85,17 +100,11 @@ class Server:
         ray.get(self._scheduler.close.remote(), timeout=3)
 
     def drain(self, seconds: float) -> None:
-        """Return when nothing runs or waits any more, or after that time; what is left then ends with an error that
-        its client is told."""
+        """Take no more requests, and return when nothing runs or waits any more, or after that time; what is left then
+        ends with an error that its client is told."""
         import ray
 
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            stats = ray.get(self._scheduler.stats.remote(), timeout=left)
-            if not stats["running"] + stats["waiting"]:
-                return
-            time.sleep(0.1)
-        if ray.get(self._scheduler.end_requests.remote(SHUTTING_DOWN), timeout=1):
+        if ray.get(self._scheduler.drain.remote(SHUTTING_DOWN, seconds), timeout=seconds + DRAIN_GRACE_S):
             time.sleep(LAST_WORDS_S)
 
 

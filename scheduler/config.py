@@ -9,7 +9,11 @@ from scheduler.admission import Limits
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """What does not change while a group runs. `max_running` sequences hold a slot at once."""
+    """What does not change while a group runs. `max_running` sequences hold a slot at once.
+
+    What waits for one is bounded by number and by tokens to be computed; a request that finds nobody waiting is queued
+    however long it is.
+    """
 
     num_blocks: int
     block_size: int
@@ -17,6 +21,7 @@ class SchedulerConfig:
     vocab_size: int
     max_running: int = 64
     max_queued_requests: int = 1024
+    max_queued_tokens: int = 2**21
     prefix_caching: bool = True
 
     @property

@@ -47,6 +47,10 @@ class InFlight:
         sampled = zip(self.sampling, result.tokens, strict=True)
         return [sequence for sequence, token in sampled if token == NO_TOKEN]
 
+    def computes(self) -> set[str]:
+        """Whose tokens are in it."""
+        return {sequence.request_id for sequence in self.sampling} | {chunk.request_id for chunk in self.chunks}
+
 
 class TokenTiming(NamedTuple):
     """When a token came, in seconds since its request's arrival and since the token before it (None: the first)."""

@@ -107,6 +107,9 @@ class Sequence:
     chunk_at: int = 0
     """The iteration of its last chunk, or the one before it entered."""
     preemptions: int = 0
+    losses: int = 0
+    """Times in a row that workers were lost while they computed it, without a token of it in between."""
+    length_at_loss: int = -1
     first_token_at: float | None = None
     last_token_at: float | None = None
     largest_gap_s: float = 0.0

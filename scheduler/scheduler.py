@@ -22,10 +22,12 @@ from scheduler.exchange import Exchange, Role
 from scheduler.gate import Gate, Queue
 from scheduler.ledger import Ledger
 from scheduler.line import Line
+from scheduler.losses import MOST_LOSSES, suspects
 from scheduler.plan import NO_TOKEN, IterationPlan, IterationResult
 from scheduler.policies import Mix, Policy
 from scheduler.prefixes import Prefixes, Written
 from scheduler.progress import InFlight, Served, TokenTiming, chunks_of
+from scheduler.queueing import check_queue
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
 from scheduler.residents import Residents
 from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Promise, PromiseBook, UnknownClass
@@ -82,15 +84,16 @@ class Scheduler:
 
     # Requests come and go.
 
-    def add(self, request: Request, now: float) -> None:
-        """Queue a request. Raises RequestRefused; a request that is queued will end, in one way or another."""
+    def add(self, request: Request, now: float, again: bool = False) -> None:
+        """Queue a request. Raises RequestRefused; a request that is queued will end, in one way or another.
+
+        `again`: another scheduler had admitted it, so that neither the queue's bound nor the gate is for it.
+        """
         if request.request_id in self._sequences:
             raise RequestRefused("duplicate_request", f"request {request.request_id!r} is running already")
         check_request(request, self.config.limits)
-        if len(self._waiting) >= self.config.max_queued_requests:
-            raise RequestRefused(
-                "queue_full", f"{len(self._waiting)} requests are waiting, the queue's bound; try again later"
-            )
+        if not again:
+            check_queue(request, self._waiting, self.config)
         sequence = Sequence(
             request=request,
             arrival=now - request.age_s,
@@ -99,7 +102,7 @@ class Scheduler:
             promise=self._promise(request),
         )
         sequence.slo_class = request.slo_class or (DEFAULT_CLASS if request.promise is None else CUSTOM_CLASS)
-        if self.gate is not None and not request.produced:
+        if self.gate is not None and not (again or request.produced):
             self._pass_gate(sequence, now)
         self.exchange.bound(sequence)
         self._sequences[request.request_id] = sequence
@@ -161,7 +164,14 @@ class Scheduler:
         self._forget_workers()
 
     def requeue_all(self) -> None:
-        """Start every running sequence over from its tokens, for workers that are new and know nothing."""
+        """Start every running sequence over from its tokens, for workers that are new and know nothing.
+
+        Those that were being computed each of the last `MOST_LOSSES` times, without getting on, are ended: it may be
+        one of them that the workers die of.
+        """
+        self._tally.losses += 1
+        for sequence in suspects(self._running, self._in_flight.values()):
+            self._end(sequence, Finish.ERROR, f"the workers were lost {MOST_LOSSES} times while they computed this")
         for sequence in [*self._running, *(held for held in self.exchange.held if held.blocks)]:
             self._preempt(sequence, "workers_lost")
         self._forget_workers()

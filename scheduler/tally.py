@@ -14,6 +14,8 @@ PreemptionCause = Literal["kv_blocks", "workers_lost"]
 @dataclass
 class Tally:
     preemptions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(PreemptionCause), 0))
+    losses: int = 0
+    """Of the workers."""
     violations: int = 0
     """Of conservation, which are bugs."""
 
@@ -31,5 +33,6 @@ class Tally:
             "prefix_tokens_hit": prefixes.hit,
             "preemptions": sum(self.preemptions.values()),
             "preemptions_by_cause": dict(self.preemptions),
+            "worker_losses": self.losses,
             "violations": self.violations,
         }

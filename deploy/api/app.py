@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
 
-from cluster.engine import Engine
+from cluster.engine import Engine, EngineUnavailable
 from deploy.api.answer import Answer
 from deploy.api.body import read_body
 from deploy.api.boundary import Boundary
@@ -59,6 +59,7 @@ def create_api(
     app.add_api_route("/v1/stallfree/iterations", api.iterations, methods=["GET", "HEAD"])
     app.add_api_route("/v1/stallfree/promises", api.promises, methods=["GET", "HEAD"])
     app.add_api_route("/health", api.health, methods=["GET", "HEAD"])
+    app.add_api_route("/ready", api.ready, methods=["GET", "HEAD"])
     app.add_api_route("/metrics", api.metrics, methods=["GET", "HEAD"], response_model=None)
     return app
 
@@ -136,6 +137,14 @@ class Api:
         """200 after a real forward on every worker group within the deadline, 503 otherwise."""
         await self._engine.health(self._settings.health_timeout_s)
         return {"status": "ok", "model": self._engine.info.served_model_name}
+
+    async def ready(self) -> dict[str, Any]:
+        """200 where a new request would be served, 503 with the reason where it would be refused or have to wait for
+        workers. Without a forward, so at once."""
+        reason = (await self._engine.stats()).get("not_ready")
+        if reason:
+            raise EngineUnavailable(reason)
+        return {"status": "ready", "model": self._engine.info.served_model_name}
 
     async def metrics(self) -> Response:
         """The engine's figures in Prometheus' text format."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +41,7 @@ def serve(
                 life,
                 config,
                 running.Address(host, port),
-                extra={"replicas": replicas},
+                extra={"replicas": replicas, "drain_seconds": drain_seconds},
                 ray_address=ray_address,
                 say=output.progress,
             )
@@ -51,6 +52,7 @@ def serve(
         life.on_close(lambda: output.progress("stopping"))
         output.text(describe(server))
         output.json(facts(server))
+        threading.Thread(target=server.tell_incidents, args=(life.stopped, output.progress), daemon=True).start()
         life.wait()
 
 

@@ -1,0 +1,73 @@
+"""Case 18: far more requests than the queue's bounds, by requests and by tokens, over a real HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster.config import EngineConfig
+from cluster.local import LocalEngine
+from deploy.api import create_api
+from tests.deploy.conftest import served, until
+from tests.deploy.wire import error_of
+from workers.tokenizer import Tokenizer
+
+BODY = {"model": "tiny", "prompt": [7] * 40, "max_tokens": 60, "ignore_eos": True}
+
+
+@asynccontextmanager
+async def small(folder: Path, **bounds: int) -> AsyncIterator[tuple[LocalEngine, httpx.AsyncClient]]:
+    """Two sequences run at once; how many may wait is said."""
+    config = EngineConfig(
+        model=str(folder), served_model_name="tiny", policy="chunked", profile_seconds=0, num_blocks=64, max_running=2,
+        threads=1, **bounds,
+    )  # fmt: skip
+    engine = await LocalEngine.start(config)
+    async with (
+        served(create_api(engine, Tokenizer.load(folder))) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
+        yield engine, client
+        await until(lambda: engine.scheduler.idle)
+        assert engine.scheduler.pool.referenced == 0
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [({"max_queued_requests": 4}, "4 requests are waiting"), ({"max_queued_tokens": 160}, "160 tokens are waiting")],
+)
+async def test_what_exceeds_a_bound_is_refused_and_health_answers(
+    tiny_model_dir: Path, bounds: dict[str, int], words: str
+) -> None:
+    async with small(tiny_model_dir, **bounds) as (engine, client):
+        flood = [asyncio.create_task(client.post("/v1/completions", json=BODY)) for _ in range(40)]
+        await until(lambda: len(engine.scheduler.waiting) >= 2)
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).status_code == 200
+        answers = await asyncio.gather(*flood)
+        served, refused = ([a for a in answers if a.status_code == status] for status in (200, 429))
+        assert len(served) + len(refused) == 40
+        assert len(served) >= 4
+        assert refused
+        for answer in refused:
+            error = error_of(answer, 429)
+            assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+            assert words in error["message"]
+            assert int(answer.headers["Retry-After"]) >= 1
+        assert {a.json()["usage"]["completion_tokens"] for a in served} == {60}
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200, "normal service again"
+
+
+async def test_n_counts_n(tiny_model_dir: Path) -> None:
+    async with small(tiny_model_dir, max_queued_requests=4) as (engine, client):
+        running = [asyncio.create_task(client.post("/v1/completions", json=BODY)) for _ in range(2)]
+        await until(lambda: len(engine.scheduler.running) == 2)
+        error_of(await client.post("/v1/completions", json={**BODY, "n": 5}), 429)
+        assert (await client.post("/v1/completions", json={**BODY, "n": 4})).status_code == 200
+        assert {answer.status_code for answer in await asyncio.gather(*running)} == {200}
