@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
+from cluster.sizing import swap_blocks
 from cluster.tuning import Tuning, gate_for, policy_for
 from scheduler.exchange import Role
 from scheduler.scheduler import Scheduler, SchedulerConfig
@@ -27,6 +28,7 @@ def worker_config(config: EngineConfig, model_dir: str) -> WorkerConfig:
         threads=config.threads,
         max_model_len=config.max_model_len,
         max_running=config.max_running,
+        max_batched_tokens=config.max_batched_tokens,
     )
 
 
@@ -50,6 +52,8 @@ def engine_info(
         device=first.device,
         dtype=first.dtype,
         kv_dtype=first.kv_dtype,
+        swap_blocks=swap_blocks(config, ranks, num_blocks),
+        iteration_bytes=sum(rank.iteration_bytes for rank in ranks),
         attention=first.attention,
         transport=transport,
         most_requests=config.groups * (config.max_running + config.max_queued_requests),
@@ -82,6 +86,7 @@ def make_scheduler(
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         prefix_caching=config.prefix_caching,
+        swap_blocks=info.swap_blocks,
     )
     policy = policy_for(config, config.policy, config.chunk_size, info, tuning)
     common = common or Common()

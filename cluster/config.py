@@ -110,6 +110,8 @@ class EngineConfig(BaseModel):
     num_blocks: int | None = Field(default=None, ge=1)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     prefix_caching: bool = True
+    preempt: Literal["recompute", "swap"] = "recompute"
+    swap_memory: Bytes | None = None
     max_queued_requests: int = Field(default=1024, ge=1)
     max_queued_tokens: int = Field(default=2**21, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -144,6 +146,14 @@ class EngineConfig(BaseModel):
     def highest_tp(self) -> int:
         """Ranks of the largest group."""
         return max(self.prefill_tp or self.tp, self.decode_tp or self.tp) if self.separated else self.tp
+
+    @model_validator(mode="after")
+    def _swap_is_possible(self) -> EngineConfig:
+        if self.preempt == "swap" and self.separated:
+            raise ValueError("--preempt swap needs --mode colocated: decode groups give sequences back instead")
+        if self.swap_memory is not None and self.preempt != "swap":
+            raise ValueError("--swap-memory needs --preempt swap")
+        return self
 
     @model_validator(mode="after")
     def _of_one_mode(self) -> EngineConfig:

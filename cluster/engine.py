@@ -38,6 +38,10 @@ class EngineInfo:
     attention: str
     transport: str
     kv_dtype: str = "auto"
+    swap_blocks: int = 0
+    """Of host memory, for the KV of sequences that gave way."""
+    iteration_bytes: int = 0
+    """Memory of a group's largest iteration, besides weights and KV."""
     most_requests: int = 2**31
     """Sequences that can run and wait at once in all groups: more at once could never be admitted."""
     outlook: Outlook | None = None

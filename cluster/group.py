@@ -20,7 +20,7 @@ from cluster.config import EngineConfig
 from cluster.placement import place
 from cluster.rank_process import RankProcess
 from cluster.recovery import WorkersLost, in_words
-from cluster.sizing import kv_blocks
+from cluster.sizing import kv_blocks, swap_blocks
 from cluster.transport import Transport, make_transport
 from cluster.worker_actor import CONTROL, RankActor
 from scheduler.codec import decode_result, encode_plan
@@ -157,7 +157,8 @@ class WorkerGroup:
 
     async def _allocate(self, config: EngineConfig) -> None:
         self.num_blocks = kv_blocks(config, self.descriptions)
-        await _all([rank.allocate.remote(self.num_blocks) for rank in self._ranks])
+        swap = swap_blocks(config, self.descriptions, self.num_blocks)
+        await _all([rank.allocate.remote(self.num_blocks, swap) for rank in self._ranks])
 
 
 async def _ping(rank: ActorHandle[Any]) -> None:

@@ -12,6 +12,8 @@ _COUNTS = (
     ("stallfree_prefix_cache_hit_tokens", "Of these, tokens whose KV was reused", "prefix_tokens_hit"),
     ("stallfree_kv_evictions", "Cached KV blocks that were given away", "evictions"),
     ("stallfree_worker_losses", "Times that the workers of a group were lost", "worker_losses"),
+    ("stallfree_kv_swapped_out_blocks", "KV blocks copied to host memory", "swapped_out"),
+    ("stallfree_kv_swapped_in_blocks", "KV blocks copied back from host memory", "swapped_in"),
     ("stallfree_kv_violations", "Times that KV blocks did not add up: a bug", "violations"),
 )
 
@@ -22,6 +24,9 @@ class KvFigures:
     def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
         self._labels = labels
         self._blocks = Gauge("stallfree_kv_blocks", "KV blocks by state", [*labels, "state"], registry=registry)
+        self._swap = Gauge(
+            "stallfree_kv_swap_blocks", "Host blocks for swapped KV by state", [*labels, "state"], registry=registry
+        )
         self._preemptions = Counter(
             "stallfree_preemptions", "Sequences that gave their blocks up", [*labels, "cause"], registry=registry
         )
@@ -34,6 +39,8 @@ class KvFigures:
         """`groups` are what the schedulers say of themselves."""
         for state, blocks in _sums(groups, "blocks").items():
             self._blocks.labels(**self._labels, state=state).set(blocks)
+        for state, blocks in _sums(groups, "swap_blocks").items():
+            self._swap.labels(**self._labels, state=state).set(blocks)
         for cause, count in _sums(groups, "preemptions_by_cause").items():
             self._preemptions.labels(**self._labels, cause=cause).inc(self._news(cause, count))
         for key, counter in self._counters.items():

@@ -16,7 +16,7 @@ from cluster.executor import LocalExecutor
 from cluster.instruments import Instruments
 from cluster.loop import IterationLoop
 from cluster.mailbox import Mailboxes
-from cluster.sizing import kv_blocks
+from cluster.sizing import kv_blocks, swap_blocks
 from cluster.tuning import Tuning, apply_policy, tune, with_outlook
 from scheduler.request import Delta, Finish, Request
 from scheduler.scheduler import Scheduler
@@ -120,5 +120,5 @@ def _load(config: EngineConfig) -> tuple[Worker, WorkerDescription, int]:
     worker = Worker(worker_config(config, str(resolve(config.model))))
     description = worker.load()
     num_blocks = kv_blocks(config, [description])
-    worker.allocate(num_blocks)
+    worker.allocate(num_blocks, swap_blocks(config, [description], num_blocks))
     return worker, description, num_blocks

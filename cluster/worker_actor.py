@@ -47,8 +47,8 @@ class RankActor:
         self._worker = Worker(config)
         return self._compute.run(self._worker.load)
 
-    def allocate(self, num_blocks: int) -> None:
-        self._compute.run(self._ready().allocate, num_blocks)
+    def allocate(self, num_blocks: int, swap_blocks: int) -> None:
+        self._compute.run(self._ready().allocate, num_blocks, swap_blocks)
 
     def execute(self, plan: bytes) -> bytes:
         if plan == PARK:

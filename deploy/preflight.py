@@ -56,7 +56,7 @@ def _check_host_memory(config: EngineConfig, model_dir: Path, kv_bytes_per_token
     """By the rule that the cluster sizes its pool with, for a group that has this machine's memory."""
     import psutil
 
-    from cluster.sizing import kv_blocks
+    from cluster.sizing import kv_blocks, swap_blocks
 
     weights = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
     free = psutil.virtual_memory().available // config.group_count - weights
@@ -78,10 +78,12 @@ def _check_host_memory(config: EngineConfig, model_dir: Path, kv_bytes_per_token
         kv_bytes_per_block=kv_bytes_per_token * block_size,
         kv_reading_bytes_per_block=0,
         free_bytes=max(0, free),
+        host_free_bytes=max(0, free),
+        iteration_bytes=0,
         threads=0,
         pid=0,
     )
     try:
-        kv_blocks(config, [rank])
+        swap_blocks(config, [rank], kv_blocks(config, [rank]))
     except ValueError as error:
         raise CommandError(str(error)) from None

@@ -62,5 +62,5 @@ def _book_chunk(draft: Draft, block_size: int, sampling: list[Sequence], written
 def _unsent_blocks(sequence: Sequence, needed: int) -> list[int]:
     """Of its first `needed` blocks those that the workers have not heard of; after this they have."""
     unsent = sequence.blocks[sequence.blocks_sent : needed]
-    sequence.blocks_sent = needed
+    sequence.blocks_sent = max(sequence.blocks_sent, needed)
     return unsent

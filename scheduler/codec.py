@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import msgpack
 
 from scheduler.errors import WireError
-from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment
+from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment, Swap
 from scheduler.request import Delta, Finish, Request, TokenLogprob
 from scheduler.sampling import SamplingParams
 from scheduler.slo import Grant, Promise
@@ -90,16 +90,18 @@ def _plan_fields(plan: IterationPlan) -> list[Any]:
         list(plan.releases),
         [_admission_fields(a) for a in plan.admissions],
         [_forward_fields(f) for f in plan.forwards],
+        [[s.to_host, list(s.blocks), list(s.host_blocks)] for s in plan.swaps],
     ]
 
 
 def _plan(body: Any) -> IterationPlan:
-    iteration, releases, admissions, forwards = _fields(body, 4, "plan")
+    iteration, releases, admissions, forwards, swaps = _fields(body, 5, "plan")
     return IterationPlan(
         iteration=_count(iteration),
         releases=_counts(releases),
         admissions=tuple(_admission(a) for a in _list(admissions)),
         forwards=tuple(_forward(f) for f in _list(forwards)),
+        swaps=tuple(_swap(s) for s in _list(swaps)),
     )
 
 
@@ -120,6 +122,12 @@ def _forward(body: Any) -> Forward:
 
 def _admission_fields(a: Admission) -> list[Any]:
     return [a.slot, list(a.tokens), a.prompt_tokens, _sampling_fields(a.sampling), a.computed, list(a.blocks)]
+
+
+def _swap(body: Any) -> Swap:
+    to_host, blocks, host_blocks = _fields(body, 3, "swap")
+    swap = Swap(_bool(to_host), _counts(blocks), _counts(host_blocks))
+    return swap if len(swap.blocks) == len(swap.host_blocks) else _refuse("a host block for each block", host_blocks)
 
 
 def _admission(body: Any) -> Admission:

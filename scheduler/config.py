@@ -9,9 +9,10 @@ from scheduler.admission import Limits
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """What does not change while a group runs. `max_running` sequences hold a slot at once.
+    """What does not change while a group runs. `max_running` sequences hold a slot at once. `swap_blocks` of host
+    memory keep the KV of those that gave way (0: it is computed again).
 
-    What waits for one is bounded by number and by tokens to be computed; a request that finds nobody waiting is queued
+    What waits for a slot is bounded by number and by tokens to be computed; a request that finds nobody waiting is queued
     however long it is.
     """
 
@@ -23,6 +24,7 @@ class SchedulerConfig:
     max_queued_requests: int = 1024
     max_queued_tokens: int = 2**21
     prefix_caching: bool = True
+    swap_blocks: int = 0
 
     @property
     def limits(self) -> Limits:

@@ -106,7 +106,8 @@ class Exchange:
         sequence.blocks_sent = sequence.known_blocks = sequence.computed = sequence.prefill_target = 0
 
     def hand_over(self, sequence: Sequence) -> None:
-        """A held or waiting sequence is another scheduler's from now on."""
+        """A held or waiting sequence is another scheduler's from now on, which has nothing of its KV."""
+        self._residents.host.forget(sequence)
         if sequence.phase is Phase.HELD:
             self.drop(sequence)
         else:

@@ -1,8 +1,8 @@
 """The iteration plan: the only thing that a worker sees, and what it answers. Ordered, frozen, plain numbers.
 
 A plan carries deltas: workers keep tokens, block tables and sampling of each slot between iterations. Within a plan the
-order is: releases, admissions, then the forwards one after another. What comes in thousands, decodes and their tokens,
-is in columns of plain integers: an object for each would cost more than all that is decided about them.
+order is: releases, admissions, swaps, then the forwards one after another. What comes in thousands, decodes and their
+tokens, is in columns of plain integers: an object for each would cost more than all that is decided about them.
 """
 
 from __future__ import annotations
@@ -59,6 +59,15 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
+class Swap:
+    """Blocks of KV to as many of host memory, or back, pair by pair. Swaps are carried out in the order of the plan."""
+
+    to_host: bool
+    blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class IterationPlan:
     """One iteration. Every policy but `alternate` has exactly one forward in it."""
 
@@ -66,6 +75,7 @@ class IterationPlan:
     forwards: tuple[Forward, ...]
     admissions: tuple[Admission, ...] = ()
     releases: tuple[int, ...] = ()
+    swaps: tuple[Swap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,11 @@ class Sequence:
     losses: int = 0
     """Times in a row that workers were lost while they computed it, without a token of it in between."""
     length_at_loss: int = -1
+    gave_way: int = 0
+    """Preemptions for want of blocks."""
+    kept: list[int] = field(default_factory=list)
+    """Host blocks that hold what was computed of it, while it waits to come back."""
+    kept_tokens: int = 0
     first_token_at: float | None = None
     last_token_at: float | None = None
     largest_gap_s: float = 0.0

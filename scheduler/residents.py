@@ -10,6 +10,15 @@ from scheduler.line import Line
 from scheduler.plan import Admission
 from scheduler.prefixes import Prefixes
 from scheduler.request import Sequence
+from scheduler.swap import HostPool
+
+MOST_PREEMPTIONS = 3
+"""How often a sequence gives way for want of blocks; after that it is settled."""
+
+
+def settled(sequence: Sequence) -> bool:
+    """Whether it has given way as often as it has to."""
+    return sequence.gave_way >= MOST_PREEMPTIONS
 
 
 class Residents:
@@ -18,10 +27,11 @@ class Residents:
     The workers follow by plans: what a plan frees may be given away in the same plan, for releases come first.
     """
 
-    def __init__(self, slots: int, pool: BlockPool, prefixes: Prefixes) -> None:
+    def __init__(self, slots: int, pool: BlockPool, prefixes: Prefixes, host: HostPool) -> None:
         self.line = Line()
         self._pool = pool
         self._prefixes = prefixes
+        self.host = host
         self._slots = slots
         self._free_slots = list(range(slots - 1, -1, -1))
         self._entering: dict[int, Sequence] = {}
@@ -36,15 +46,17 @@ class Residents:
         """Give it a slot and the blocks of its whole context. False, and nothing given, where they are not there.
 
         What others have computed of it already is shared with them. Every stream may want one more block soon: a
-        newcomer that takes the last ones would be thrown out again.
+        newcomer that takes the last ones would be thrown out again. Who has given way often enough gets all the blocks
+        that it can ever want, so that it neither wants another's nor has to give way again.
         """
-        room = self._take_room(sequence, sequence.length)
+        room = self._take_room(sequence, sequence.final_length if settled(sequence) else sequence.length)
         if room is None:
             return False
         sequence.slot, blocks, shared = room
         sequence.blocks.extend(blocks)
         sequence.prefill_target = sequence.length
         self._prefixes.enter(sequence, blocks[:shared])
+        self.host.restore(sequence)
         self.line.join(sequence)
         self._entering[sequence.slot] = sequence
         return True
@@ -56,7 +68,7 @@ class Residents:
         if self._left(shared, tokens) is None:
             return None
         self._pool.share(shared)
-        own = self._pool.allocate(self._pool.blocks_for(tokens) - len(shared))
+        own = self._pool.allocate(self._blocks_for(tokens) - len(shared))
         assert own is not None  # so many are available
         return self._free_slots.pop(), BlockTable([*shared, *own]), len(shared)
 
@@ -64,18 +76,22 @@ class Residents:
         """Blocks available beside those of so many tokens; None where that leaves the streams none."""
         if not self._free_slots:
             return None
-        left = self._pool.available - self._pool.unheld(shared) - (self._pool.blocks_for(tokens) - len(shared))
+        left = self._pool.available - self._pool.unheld(shared) - (self._blocks_for(tokens) - len(shared))
         return left if left >= len(self.line) + self._arriving else None
+
+    def _blocks_for(self, tokens: int) -> int:
+        """No more than there are: what outgrows the whole pool ends alone."""
+        return min(self._pool.blocks_for(tokens), self._pool.total)
 
     # Places for sequences that are computed in another group.
 
     def room_for(self, sequence: Sequence) -> int | None:
         """Blocks that would be left available beside its context and one more token; None where there is no room."""
-        return self._left(self._prefixes.found(sequence), sequence.prefill_target + 1)
+        return self._left(self._prefixes.found(sequence), _tokens_elsewhere(sequence))
 
     def reserve(self, sequence: Sequence) -> tuple[int, BlockTable, int] | None:
         """As `enter`, for its context and one more token, while it is still computed elsewhere."""
-        room = self._take_room(sequence, sequence.prefill_target + 1)
+        room = self._take_room(sequence, _tokens_elsewhere(sequence))
         self._arriving += room is not None
         return room
 
@@ -90,6 +106,17 @@ class Residents:
         self._arriving -= 1
         self.line.join(sequence)
         self._entering[sequence.slot] = sequence
+
+    def displaceable(self, wanting: Sequence) -> list[Sequence]:
+        """Those that can be made to give way, oldest first; where all are settled, who wants a block itself."""
+        return [sequence for sequence in self.line if not settled(sequence)] or [wanting]
+
+    def displace(self, sequence: Sequence, stays: bool) -> None:
+        """Make it give way: what was computed of it is kept in host memory where there is room, if it `stays` here."""
+        if stays:
+            self.host.keep(sequence)
+        self.vacate(sequence)
+        sequence.gave_way += 1
 
     def vacate(self, sequence: Sequence) -> None:
         """Take its slot and its blocks away. What was computed may still be there when it comes back."""
@@ -126,6 +153,7 @@ class Residents:
         """The workers are new: they have no slot taken, and their blocks hold nothing."""
         self._leaving.clear()
         self._pool.forget_all()
+        self.host.forget_workers()
 
     def check(self, tables: Iterable[Seq[int]] = (), slots: Iterable[int] = ()) -> None:
         """Conservation of slots and blocks, with the `tables` and `slots` of those that are not in the line. Raises
@@ -134,6 +162,12 @@ class Residents:
         all_slots = [*(sequence.slot for sequence in self.line), *slots, *self._free_slots]
         if sorted(all_slots) != list(range(self._slots)):
             raise ValueError(f"slots lost or given twice: {sorted(all_slots)}")
+
+
+def _tokens_elsewhere(sequence: Sequence) -> int:
+    """For which it needs blocks where it goes on: its context and one more, or all it may ever have."""
+    whole = len(sequence.request.prompt) + sequence.request.max_tokens
+    return whole if settled(sequence) else sequence.prefill_target + 1
 
 
 def _admission(sequence: Sequence) -> Admission:

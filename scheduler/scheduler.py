@@ -31,6 +31,7 @@ from scheduler.queueing import check_queue
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
 from scheduler.residents import Residents
 from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Promise, PromiseBook, UnknownClass
+from scheduler.swap import HostPool
 from scheduler.tally import PreemptionCause, Tally
 
 __all__ = ["KV_CAPACITY", "Scheduler", "SchedulerConfig"]
@@ -60,7 +61,8 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._waiting = Line()
         self.prefixes = Prefixes(self.pool, enabled=config.prefix_caching, key=prefix_key)
-        self._residents = Residents(config.max_running, self.pool, self.prefixes)
+        self.host = HostPool(config.swap_blocks, self.pool)
+        self._residents = Residents(config.max_running, self.pool, self.prefixes, self.host)
         self._running = self._residents.line
         self.exchange = Exchange(role, self._sequences, self._waiting, self._residents, self.pool, self.prefixes)
         self._in_flight: dict[int, InFlight] = {}
@@ -182,6 +184,7 @@ class Scheduler:
     def _forget_workers(self) -> None:
         for sequence in (*self._waiting, *self.exchange.held):
             sequence.pending = 0
+            self.host.forget(sequence)
         self._in_flight.clear()
         self.exchange.forget_workers()
         self._residents.forget_workers()
@@ -230,6 +233,7 @@ class Scheduler:
             iteration=self._iteration,
             admissions=self._residents.take_admissions(),
             releases=self._residents.take_releases(),
+            swaps=self.host.take_swaps(),
             forwards=tuple(book_forward(mix, self.pool.block_size, sampling, written) for mix in granted),
         )
         for sequence in (draft.sequence for mix in granted for draft in mix.chunks):
@@ -277,7 +281,7 @@ class Scheduler:
         """What the policy wants and the blocks allow, and whether a sequence gave way for want of blocks."""
         self._admit_waiting()
         mixes = self.policy.compose(self._batch(now))
-        gave_way = self._secure_blocks(mixes)
+        gave_way = self._secure_blocks(mixes, now)
         if gave_way:
             mixes = [mix for mix in map(still_running, mixes) if not mix.empty]
         return mixes, gave_way
@@ -305,7 +309,7 @@ class Scheduler:
 
     # Blocks.
 
-    def _secure_blocks(self, mixes: list[Mix]) -> bool:
+    def _secure_blocks(self, mixes: list[Mix], now: float) -> bool:
         """Give everybody the blocks that they will write, preempting by the policy's choice when there are none left.
 
         True where a sequence was preempted or ended for it.
@@ -313,12 +317,12 @@ class Scheduler:
         gave_way = False
         for mix in mixes:
             for sequence in entering_a_block(mix.decodes, self.pool.block_size):
-                gave_way |= self._secure(sequence, 1)
+                gave_way |= self._secure(sequence, 1, now)
             for draft in mix.chunks:
-                gave_way |= self._secure(draft.sequence, draft.count)
+                gave_way |= self._secure(draft.sequence, draft.count, now)
         return gave_way
 
-    def _secure(self, sequence: Sequence, count: int) -> bool:
+    def _secure(self, sequence: Sequence, count: int, now: float) -> bool:
         """Whether somebody had to give way, perhaps the sequence itself, for the blocks of `count` tokens of it."""
         gave_way = False
         while sequence.phase is Phase.RUNNING and not self._residents.grow(sequence, count):
@@ -326,20 +330,23 @@ class Scheduler:
             if len(self._running) == 1 and not self.exchange.arriving:
                 self._end(sequence, Finish.LENGTH, KV_CAPACITY)
             else:
-                victim = self.policy.victim(self._running)
+                victim = self.policy.victim(self._residents.displaceable(sequence), now)
                 self._preempt(victim, "kv_blocks")
                 self._gave_way.append(victim.request_id)
         return gave_way
 
     def _preempt(self, sequence: Sequence, cause: PreemptionCause) -> None:
-        """Take blocks and slot away; the sequence computes its tokens again once its whole context fits."""
+        """Take blocks and slot away; the sequence goes on once its whole context fits."""
+        back = self.exchange.gives_back(sequence)
         if sequence.phase is Phase.HELD:
             self.exchange.drop(sequence)
+        elif cause == "kv_blocks":
+            self._residents.displace(sequence, stays=not back)
         else:
             self._residents.vacate(sequence)
         sequence.preemptions += 1
         self._tally.preempted(cause)
-        if self.exchange.gives_back(sequence):
+        if back:
             self.exchange.give_back(sequence)
         else:
             sequence.phase = Phase.WAITING
@@ -359,6 +366,7 @@ class Scheduler:
             self._residents.vacate(sequence)
         elif sequence.phase is Phase.WAITING:
             self._waiting.leave(sequence)
+            self.host.forget(sequence)
         elif sequence.phase is Phase.HELD:
             self.exchange.drop(sequence)
         self.exchange.placed.discard(sequence.request_id)
@@ -377,7 +385,7 @@ class Scheduler:
             "running": len(self._running),
             "waiting": len(self._waiting),
             **self.exchange.figures(),
-            **self._tally.figures(self.pool, self.prefixes),
+            **self._tally.figures(self.pool, self.prefixes, self.host),
             "tokens_outstanding": sum(sequence.outstanding for sequence in self._sequences.values()),
         }
 
@@ -393,5 +401,6 @@ class Scheduler:
     def check(self) -> None:
         """Invariants that hold between any two calls. Raises ValueError naming the one that broke."""
         self._residents.check(self.exchange.tables, self.exchange.slots)
+        self.host.check(self._sequences.values())
         if len(self._sequences) != len(self._running) + len(self._waiting) + len(self.exchange.held):
             raise ValueError("a sequence is in no queue or in two")

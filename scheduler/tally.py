@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from scheduler.blocks import BlockPool
 from scheduler.prefixes import Prefixes
+from scheduler.swap import HostPool
 
 PreemptionCause = Literal["kv_blocks", "workers_lost"]
 
@@ -22,7 +23,7 @@ class Tally:
     def preempted(self, cause: PreemptionCause) -> None:
         self.preemptions[cause] += 1
 
-    def figures(self, pool: BlockPool, prefixes: Prefixes) -> dict[str, Any]:
+    def figures(self, pool: BlockPool, prefixes: Prefixes, host: HostPool) -> dict[str, Any]:
         """`blocks_free` are those that nobody holds, whether something is cached in them or not."""
         return {
             "blocks_total": pool.total,
@@ -34,5 +35,8 @@ class Tally:
             "preemptions": sum(self.preemptions.values()),
             "preemptions_by_cause": dict(self.preemptions),
             "worker_losses": self.losses,
+            "swap_blocks": {"free": host.free, "used": host.total - host.free},
+            "swapped_out": host.copied_out,
+            "swapped_in": host.copied_in,
             "violations": self.violations,
         }

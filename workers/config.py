@@ -11,9 +11,9 @@ class WorkerConfig:
 
     device: auto | cpu | cuda. dtype: auto (float32 on CPU, the checkpoint's on CUDA) | float32 | bfloat16 | float16.
     kv_dtype: auto (the same) | float32 | bfloat16 | float16 | fp8 | int8. attention: auto | cpu | flash_attn | varlen.
-    block_size None: 16 on CPU, 256 on CUDA (flash kernels' page size).
-    threads None: the CPUs of this machine divided by the ranks on it. `rendezvous` is torch.distributed's init method
-    (tcp://host:port), needed where world_size > 1.
+    block_size None: 16 on CPU, 256 on CUDA (flash kernels' page size). threads None: the CPUs of this machine divided
+    by the ranks on it. `max_batched_tokens`: of one iteration, for which memory is set aside. `rendezvous` is
+    torch.distributed's init method (tcp://host:port), needed where world_size > 1.
     """
 
     model_dir: str
@@ -28,6 +28,7 @@ class WorkerConfig:
     threads: int | None = None
     max_model_len: int | None = None
     max_running: int = 64
+    max_batched_tokens: int = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,9 @@ class WorkerDescription:
     """What a rank says of itself after loading; printed at start, and what the KV pool is sized from.
 
     The bytes are this rank's own (its shard of the heads). `kv_reading_bytes_per_block`: what reading a block takes
-    besides, where its kernel wants another type than pages hold. `free_bytes` is memory that may
-    go to KV: free device memory on CUDA, available host memory on CPU.
+    besides, where its kernel wants another type than pages hold. `free_bytes` is memory that may go
+    to KV: free device memory on CUDA, available host memory on CPU. `host_free_bytes`: the latter on either.
+    `iteration_bytes`: what the largest iteration takes besides.
     """
 
     rank: int
@@ -55,5 +57,7 @@ class WorkerDescription:
     kv_bytes_per_block: int
     kv_reading_bytes_per_block: int
     free_bytes: int
+    host_free_bytes: int
+    iteration_bytes: int
     threads: int
     pid: int

@@ -39,9 +39,14 @@ class Pages:
     def read(self, blocks: Tensor, dtype: torch.dtype) -> Tensor:
         """[*blocks.shape, block_size, kv heads, head_dim] in the type that is computed in. `blocks` are int64."""
         if self.scales is None:
-            return self.values[blocks].to(dtype)
-        codes = self.values.view(torch.uint8)[blocks].view(self.values.dtype)
-        return (codes.float() * self.scales[blocks].unsqueeze(-1)).to(dtype)
+            return _taken(self.values, blocks).to(dtype)
+        codes = _taken(self.values.view(torch.uint8), blocks).view(self.values.dtype)
+        return (codes.float() * _taken(self.scales, blocks).unsqueeze(-1)).to(dtype)
+
+
+def _taken(pages: Tensor, blocks: Tensor) -> Tensor:
+    """[*blocks.shape, ...] of pages [blocks, ...]."""
+    return pages.index_select(0, blocks.flatten()).view(*blocks.shape, *pages.shape[1:])
 
 
 class KvCache:

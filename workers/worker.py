@@ -21,6 +21,7 @@ from torch import Tensor
 from scheduler.plan import Forward, IterationPlan, IterationResult
 from workers.attention import PAGE_SIZE, check_page_size, make_attention, make_layout, token_positions
 from workers.config import WorkerConfig, WorkerDescription
+from workers.host_cache import HostCache
 from workers.kv_cache import KvCache, bytes_per_block
 from workers.kv_dtype import choose_kv_dtype, name_of
 from workers.kv_pages import make_pages
@@ -30,6 +31,7 @@ from workers.model import LlamaModel, Shard, check_degree, read_config
 from workers.parallel import Ranks
 from workers.sampler import Row, Sampled, sample
 from workers.slots import PlanError, Slots
+from workers.worst_case import Shape, by_counting, on_cuda, plan_of, worst_shape
 
 
 class Worker:
@@ -39,6 +41,7 @@ class Worker:
         self._cache: KvCache | None = None
         self._transfer: KvTransfer | None = None
         self._making_transfer = threading.Lock()
+        self._host: HostCache | None = None
 
     # Coming up.
 
@@ -69,7 +72,31 @@ class Worker:
         self.model = LlamaModel(
             folder, model_config, self.ranks, self._device, self._dtype, self.max_model_len, progress
         )
+        self._iteration_bytes = self._worst_iteration()
         return self._describe()
+
+    def _worst_iteration(self) -> int:
+        """Bytes that the largest iteration takes. Raises ValueError where it does not fit the device."""
+        sizes = self.config.max_batched_tokens, self.config.max_running, self.max_model_len
+
+        def run(shape: Shape) -> None:
+            self.allocate(-(-max(map(sum, shape)) // self.block_size))
+            self.execute(plan_of(shape, self.block_size))
+
+        try:
+            if self._device.type != "cuda":
+                return by_counting(run, *sizes)
+            shape = worst_shape(*sizes)
+            self.allocate(-(-max(map(sum, shape)) // self.block_size))
+            return on_cuda(lambda: self.execute(plan_of(shape, self.block_size)), self._device)
+        except torch.OutOfMemoryError:
+            raise ValueError(
+                f"an iteration of {sizes[0]} tokens does not fit beside the weights; lower --max-batched-tokens"
+            ) from None
+        finally:
+            self._cache = self._slots = None
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def _describe(self) -> WorkerDescription:
         shard: Shard = self.model.shard
@@ -92,13 +119,17 @@ class Worker:
             kv_bytes_per_block=bytes_per_block(*of_layers, self._kv_dtype),
             kv_reading_bytes_per_block=0 if self._attend.reads_as_stored else of_one_layer,
             free_bytes=_free_bytes(self._device),
+            host_free_bytes=_free_bytes(torch.device("cpu")),
+            iteration_bytes=self._iteration_bytes,
             threads=self._threads,
             pid=os.getpid(),
         )
 
-    def allocate(self, num_blocks: int) -> None:
-        """Take the memory for the KV pages, and for the slots. Raises ValueError where it cannot be had."""
+    def allocate(self, num_blocks: int, swap_blocks: int = 0) -> None:
+        """Take the memory for the KV pages, for `swap_blocks` more on the host, and for the slots. Raises ValueError
+        where it cannot be had."""
         shard = self.model.shard
+        self._host = None
         self._cache = KvCache(
             len(self.model.layers),
             num_blocks,
@@ -108,6 +139,8 @@ class Worker:
             self._kv_dtype,
             self._device,
         )
+        if swap_blocks:
+            self._host = HostCache(self._cache, swap_blocks)
         self._slots = Slots(self.config.max_running, self.max_model_len, self.block_size)
         self._transfer = None
 
@@ -129,14 +162,18 @@ class Worker:
     # Executing.
 
     def execute(self, plan: IterationPlan) -> IterationResult:
-        """Run a plan: releases, admissions, then its forwards in order. Raises PlanError for one that contradicts what
-        this worker knows; what goes wrong with one sequence is among the result's `errors`."""
+        """Run a plan: releases, admissions, swaps, then its forwards in order. Raises PlanError for one that
+        contradicts what this worker knows; what goes wrong with one sequence is in the result's `errors`."""
         if self._slots is None or self._cache is None:
             raise PlanError("allocate the KV pool first")
         for slot in plan.releases:
             self._slots.release(slot)
         for admission in plan.admissions:
             self._slots.admit(admission, self._cache.blocks)
+        for swap in plan.swaps:
+            if self._host is None:
+                raise PlanError("a swap where no host memory is")
+            self._host.carry_out(swap)
         sampled: list[Sampled] = []
         seconds: list[float] = []
         for forward in plan.forwards:

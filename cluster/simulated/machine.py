@@ -105,6 +105,7 @@ def by_calibration(config: EngineConfig, path: Path) -> Machine:
         raise ValueError(f"{path} is no calibration as a server's micro-profile writes it: {error}") from None
     changed = replace(
         info,
+        swap_blocks=0,  # no cost is known of copies
         max_model_len=config.max_model_len or info.max_model_len,
         block_size=config.block_size or info.block_size,
         num_blocks=config.num_blocks or info.num_blocks,

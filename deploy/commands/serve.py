@@ -72,7 +72,7 @@ def facts(server: Server) -> dict[str, Any]:
 def describe(server: Server) -> str:
     """The same for a person."""
     from cluster.outlook import describe as describe_outlook
-    from cluster.sizing import describe_pool
+    from cluster.sizing import describe_pool, size
 
     info = server.info
     chunk = f", chunk size {info.chunk_size}" if info.policy in ("chunked", "alternate") else ""
@@ -84,6 +84,8 @@ def describe(server: Server) -> str:
         "workers": f"{info.groups} x {info.tp}, plans by {info.transport}",
         "policy": f"{info.policy}{chunk}",
         "KV pool": describe_pool(info.num_blocks, info.block_size, info.max_model_len),
+        "memory": f"{size(info.iteration_bytes)} beside weights and KV for a group's largest iteration",
+        **({} if not info.swap_blocks else {"swap": f"{info.swap_blocks:,} blocks of host memory"}),
         **promised,
         "ready": f"{server.address.url}/v1",
     }

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 LEFT_OUT = frozenset(
     {
         *("served_model_name", "device", "dtype", "kv_dtype", "attention", "transport", "threads", "slo_classes"),
+        *("preempt", "swap_memory"),
         *("profile_seconds", "iterations_kept", "iteration_log"),
     }
 )

@@ -51,8 +51,8 @@ class Policy(Protocol):
     def compose(self, batch: Batch) -> list[Mix]:
         """The forwards of the next iteration, in order, none of them empty; none where there is nothing to run."""
 
-    def victim(self, candidates: Seq[Sequence]) -> Sequence:
-        """Which of the running sequences, oldest first, gives its blocks up when there are none left."""
+    def victim(self, candidates: Seq[Sequence], now: float) -> Sequence:
+        """Which of the running sequences that can, oldest first, gives its blocks up when there are none left."""
 
 
 class YoungestVictim:
@@ -60,7 +60,7 @@ class YoungestVictim:
 
     decision: Decision = NOTHING_WANTED
 
-    def victim(self, candidates: Seq[Sequence]) -> Sequence:
+    def victim(self, candidates: Seq[Sequence], now: float) -> Sequence:
         return candidates[-1]
 
 

@@ -9,13 +9,14 @@ that it is served in the end. Deadlines and relegation follow Niyama (ASPLOS 202
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import ClassVar
 
 from scheduler.budget import NOTHING_WANTED, Batch, Decision
 from scheduler.costmodel import OnlineCostModel
-from scheduler.policies.base import Mix, YoungestVictim
+from scheduler.policies.base import Mix
 from scheduler.policies.sharing import Sharing
 from scheduler.request import Sequence
 from scheduler.roofline import Features
@@ -97,10 +98,11 @@ class SloBudget:
         return budget - over if over * 10 < budget else budget
 
 
-class SloPolicy(YoungestVictim):
+class SloPolicy:
     """All decodes, and chunks of the prompts by least laxity up to the budget, in one fused forward."""
 
     name: ClassVar[str] = "slo"
+    decision: Decision = NOTHING_WANTED
 
     def __init__(self, budget: SloBudget) -> None:
         self.budget = budget
@@ -115,6 +117,25 @@ class SloPolicy(YoungestVictim):
         budget = self.decision.token_budget
         fused = Mix(batch.decodes, Sharing(ordered.prefills, budget, Features()).chunks(budget))
         return [] if fused.empty else [fused]
+
+    def victim(self, candidates: Seq[Sequence], now: float) -> Sequence:
+        """Who loses least by waiting: of prompts that cannot keep their promise the youngest, or else who has most time
+        left after all its tokens are computed again."""
+
+        predict = self.budget.cost.predict
+
+        def loses(sequence: Sequence) -> tuple[bool, float, int]:
+            again = predict(Features().with_chunk(0, sequence.length))
+            left = sequence.next_token_due() - now
+            if sequence.first_token_at is None:
+                ahead = Features().with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
+                if left < predict(ahead):
+                    return False, 0.0, -sequence.order
+            elif left < 0:  # a stream that is late is held to its pace, as for the budget: its past counts for nothing
+                left = sequence.promise.tpot_s
+            return True, again - left, -sequence.order
+
+        return min(candidates, key=loses)
 
     def _by_laxity(self, batch: Batch) -> list[Sequence]:
         """Those that can meet their promise by least laxity, then those that cannot, oldest first."""

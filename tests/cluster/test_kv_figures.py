@@ -19,7 +19,7 @@ from scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.cluster.test_loop import Rig, requests
 from tests.scheduler.world import VOCAB, Run
 
-SMALL = SchedulerConfig(num_blocks=12, block_size=4, max_model_len=40, vocab_size=VOCAB, max_running=4)
+SMALL = SchedulerConfig(num_blocks=12, block_size=4, max_model_len=40, vocab_size=VOCAB, max_running=4, swap_blocks=4)
 
 
 def told(metrics: EngineMetrics, groups: list[dict[str, Any]]) -> dict[str, float]:
@@ -57,6 +57,10 @@ def test_blocks_hits_evictions_and_preemptions() -> None:
     assert samples["stallfree_kv_blocks_free"] == samples["stallfree_kv_blocks_total"] == 12
     assert samples["stallfree_prefix_cache_queried_tokens_total"] == stats["prefix_tokens_queried"] == 8 * 12
     assert samples["stallfree_prefix_cache_hit_tokens_total"] == stats["prefix_tokens_hit"] > 0
+    assert samples["stallfree_kv_swapped_out_blocks_total"] == stats["swapped_out"] > 0
+    assert samples["stallfree_kv_swapped_in_blocks_total"] == stats["swapped_in"]
+    assert samples["stallfree_kv_swap_blocks:free"] == 4
+    assert samples["stallfree_kv_swap_blocks:used"] == 0
     assert samples["stallfree_kv_evictions_total"] == stats["evictions"] > 0
     assert samples["stallfree_preemptions_total:kv_blocks"] == stats["preemptions_by_cause"]["kv_blocks"] > 0
     assert samples["stallfree_preemptions_total:workers_lost"] == stats["preemptions_by_cause"]["workers_lost"] > 0

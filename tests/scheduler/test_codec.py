@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scheduler import codec
 from scheduler.errors import WireError
-from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment
+from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment, Swap
 from scheduler.request import Delta, Finish, Request, TokenLogprob
 from scheduler.sampling import SamplingParams
 from scheduler.slo import Grant, Promise
@@ -35,6 +35,11 @@ logprobs = st.builds(TokenLogprob, floats, pairs)
 segments = st.builds(Segment, counts, counts, counts, token_lists, st.booleans())
 blocks = st.lists(st.tuples(counts, counts), max_size=3).map(tuple)
 forwards = st.builds(Forward, token_lists, st.lists(segments, max_size=3).map(tuple), blocks)
+swaps = st.builds(
+    lambda to_host, pairs: Swap(to_host, tuple(block for block, _ in pairs), tuple(host for _, host in pairs)),
+    st.booleans(),
+    blocks,
+)
 plans = st.builds(
     IterationPlan,
     iteration=counts,
@@ -43,6 +48,7 @@ plans = st.builds(
         st.builds(Admission, counts, token_lists, counts, samplings, counts, token_lists), max_size=3
     ).map(tuple),
     releases=token_lists,
+    swaps=st.lists(swaps, max_size=3).map(tuple),
 )
 results = st.builds(
     IterationResult,

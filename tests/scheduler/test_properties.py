@@ -32,6 +32,7 @@ def setups(draw: st.DrawFn) -> tuple[SchedulerConfig, str, int]:
         vocab_size=VOCAB,
         max_running=draw(st.integers(1, 6)),
         max_queued_requests=64,
+        swap_blocks=draw(st.sampled_from([0, 0, 3, 30])),
     )
     return config, draw(policies), draw(st.integers(1, 20))
 
@@ -95,6 +96,7 @@ def test_every_request_ends_with_the_tokens_it_would_have_alone(
             aborted.add(victim)
     run.drain()
     assert run.scheduler.pool.available == config.num_blocks, "every block is free in the end"
+    assert run.scheduler.host.free == config.swap_blocks, "host memory as well"
     assert set(run.ended) == set(given_requests), "no request is lost"
     for name, request in given_requests.items():
         end, tokens, expected = run.ended[name], run.got[name], expected_tokens(request)
@@ -131,7 +133,7 @@ def test_two_plans_under_way_give_the_same_tokens(setup: tuple[SchedulerConfig, 
             under_way.append(run.worker.execute(plan))
         if under_way and (plan is None or len(under_way) == 2):
             run.take(run.scheduler.commit(under_way.popleft(), run.now))
-        run.scheduler.check()
+        run.check()
         if run.scheduler.idle and not pending_requests and not under_way:
             break
     assert set(run.ended) == set(wanted)
@@ -169,7 +171,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.count = 0
         self.wanted: dict[str, Request] = {}
         self.gone: set[str] = set()
-        config = SchedulerConfig(num_blocks=10, block_size=4, max_model_len=64, vocab_size=VOCAB, max_running=4)
+        config = SchedulerConfig(
+            num_blocks=10, block_size=4, max_model_len=64, vocab_size=VOCAB, max_running=4, swap_blocks=7
+        )
         self.run = build((config, "chunked", 7))
 
     @rule(prompt=st.integers(1, 39), max_tokens=st.integers(1, 20), policy=policies)
@@ -203,7 +207,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def conserved(self) -> None:
-        self.run.scheduler.check()
+        self.run.check()
 
     def teardown(self) -> None:
         self.run.drain()

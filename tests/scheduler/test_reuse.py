@@ -26,7 +26,7 @@ SALTS = ("", "a", "b")
 class World:
     """A run whose plans may be two under way, and what every request should come to."""
 
-    def __init__(self, blocks: int, block_size: int, max_running: int = 5) -> None:
+    def __init__(self, blocks: int, block_size: int, max_running: int = 5, swap_blocks: int = 0) -> None:
         config = SchedulerConfig(
             num_blocks=blocks,
             block_size=block_size,
@@ -34,6 +34,7 @@ class World:
             vocab_size=VOCAB,
             max_running=max_running,
             max_queued_requests=10_000,
+            swap_blocks=swap_blocks,
         )
         self.run = Run.of(Scheduler(config, policy_of("chunked", 7), b"key"))
         self.wanted: dict[str, Request] = {}
@@ -57,7 +58,7 @@ class World:
         self.run.now += 1
         plan = self.run.scheduler.schedule(self.run.now)
         self.run.take(self.run.scheduler.take_deltas())
-        self.run.scheduler.check()
+        self.run.check()
         if plan is not None:
             result = self.run.worker.execute(plan)
             if fails and result.tokens:
@@ -65,7 +66,7 @@ class World:
             self.under_way.append(result)
         while self.under_way and (plan is None or len(self.under_way) >= overlap):
             self.run.take(self.run.scheduler.commit(self.under_way.popleft(), self.run.now))
-            self.run.scheduler.check()
+            self.run.check()
 
     def replace_workers(self) -> None:
         self.run.scheduler.requeue_all()
@@ -81,6 +82,7 @@ class World:
             assert steps < 20_000, "somebody waits for ever"
         pool = self.run.scheduler.pool
         assert pool.free + pool.cached == pool.total, "every block is free or cached in the end"
+        assert self.run.scheduler.host.free == self.run.scheduler.host.total, "and of the host's"
         assert set(self.run.ended) == set(self.wanted)
         for name, request in self.wanted.items():
             end, tokens, expected = self.run.ended[name], self.run.got.get(name, []), expected_tokens(request)
@@ -131,7 +133,7 @@ class ReuseMachine(RuleBasedStateMachine):
 
     @invariant()
     def conserved(self) -> None:
-        self.world.run.scheduler.check()
+        self.world.run.check()
 
     def teardown(self) -> None:
         self.world.finish()

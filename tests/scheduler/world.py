@@ -10,8 +10,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from scheduler.codec import decode_plan, decode_result, encode_plan, encode_result
-from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment
+from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment, Swap
 from scheduler.request import Delta, Request
+from scheduler.residents import MOST_PREEMPTIONS
 from scheduler.scheduler import Scheduler
 
 VOCAB = 97
@@ -63,6 +64,10 @@ class StrictWorker:
     last_iteration: int = 0
     kv: dict[int, list[int]] = field(default_factory=dict)
     reused: int = 0
+    host: dict[int, list[int]] = field(default_factory=dict)
+    """What was copied out of blocks, by host block."""
+    brought: set[int] = field(default_factory=set)
+    """Blocks that were copied back and not written since."""
     ran: list[list[Segment]] = field(default_factory=list)
     """Of the last plan, the segments of each forward, its decodes spelled out."""
 
@@ -75,6 +80,8 @@ class StrictWorker:
             del self.slots[slot]
         for admission in plan.admissions:
             self._admit(admission)
+        for swap in plan.swaps:
+            self._swap(swap)
         assert plan.forwards, "a plan runs something"
         assert all(forward.decodes or forward.chunks for forward in plan.forwards), "no forward is empty"
         self.ran = []
@@ -91,6 +98,15 @@ class StrictWorker:
         self.slots[admission.slot] = SlotState(
             list(admission.tokens), admission.prompt_tokens, list(admission.blocks), admission.computed
         )
+
+    def _swap(self, swap: Swap) -> None:
+        for block, host_block in zip(swap.blocks, swap.host_blocks, strict=True):
+            assert 0 <= block < self.num_blocks
+            if swap.to_host:
+                self.host[host_block] = list(self.kv[block])
+            else:
+                self.kv[block] = list(self.host[host_block])
+                self.brought.add(block)
 
     def _segments(self, forward: Forward) -> list[Segment]:
         new_blocks: dict[int, tuple[int, ...]] = {}
@@ -133,7 +149,8 @@ class StrictWorker:
         assert skipped >= 0, "each token is computed once, in order"
         if skipped:
             assert state.computed % self.block_size == 0, "blocks are skipped whole"
-            assert skipped % self.block_size == 0, "blocks are skipped whole"
+            whole = start % self.block_size == 0 or state.blocks[start // self.block_size] in self.brought
+            assert whole, "blocks are skipped whole, but for what was copied back"
             state.computed = start
             self.reused += skipped
 
@@ -150,6 +167,7 @@ class StrictWorker:
         for position in range(state.computed, end):
             block = self.kv.setdefault(state.blocks[position // self.block_size], [0] * self.block_size)
             block[position % self.block_size] = history[position]
+            self.brought.discard(state.blocks[position // self.block_size])
         state.computed = end
 
     def _check_blocks(self) -> None:
@@ -165,6 +183,8 @@ class StrictWorker:
         """New workers: no slot is taken, and no block holds anything."""
         self.slots.clear()
         self.kv.clear()
+        self.host.clear()
+        self.brought.clear()
 
 
 @dataclass
@@ -203,14 +223,19 @@ class Run:
         self.now += 1.0
         plan = self.scheduler.schedule(self.now)
         self.take(self.scheduler.take_deltas())
-        self.scheduler.check()
+        self.check()
         if plan is not None:
             self.plans.append(plan)
             result = self.worker.execute(plan)
             self.ran.append(self.worker.ran)
             self.take(self.scheduler.commit(result, self.now))
-            self.scheduler.check()
+            self.check()
         return plan
+
+    def check(self) -> None:
+        self.scheduler.check()
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+            assert sequence.gave_way <= MOST_PREEMPTIONS, "no thrash"
 
     def take(self, deltas: list[Delta]) -> None:
         for delta in deltas:

@@ -185,8 +185,11 @@ def test_varlen_on_cuda_by_shape() -> None:
     assert (out.shape, out.dtype, out.device.type) == (case.queries.shape, half, "cuda")
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("backend", ["varlen", "flash_attn"])
-def test_the_whole_model_on_cuda_by_shape(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_model_on_cuda_by_shape(
+    backend: str, kv_dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Load and forward with every tensor on a device that this machine need not have."""
     package: Any = ModuleType("flash_attn")
     package.flash_attn_varlen_func = lambda q, *_, **__: torch.empty_like(q)
@@ -207,11 +210,11 @@ def test_the_whole_model_on_cuda_by_shape(backend: str, tmp_path: Path, monkeypa
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = LlamaModel(folder, config, Ranks(), device, half, 512)
         shard = model.shard
-        pages = KvCache(len(model.layers), len(MIXED), 256, shard.kv_heads.size, shard.head_dim, half, device)
+        pages = KvCache(len(model.layers), len(MIXED), 256, shard.kv_heads.size, shard.head_dim, kv_dtype, device)
         layout = make_layout(starts, counts, tables, 256, device)
         total = int(counts.sum())
         tokens, rows = (torch.zeros(n, dtype=torch.int64, device=device) for n in (total, 3))
-        logits = model(tokens, tokens, pages, make_attention(backend, "cuda"), layout, rows)
+        logits = model(tokens, tokens, pages, make_attention(backend, "cuda", half, kv_dtype), layout, rows)
     assert (logits.shape, logits.dtype, logits.device.type) == ((3, config.vocab_size), half, "cuda")
 
 
