@@ -119,7 +119,7 @@ def test_who_waits_for_a_slot_is_told_so() -> None:
     streams=st.integers(0, 16),
     tpot=st.floats(0.15, 1.0),
 )
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_the_forecast_is_near_what_happens(lengths: list[int], streams: int, tpot: float) -> None:
     """In a world that matches the model, where nobody comes after: never much too low, seldom much too high."""
     run = gated("reject")
