@@ -18,7 +18,7 @@ from scheduler.sampling import SamplingParams
 from scheduler.slo import Grant, Promise
 
 MARK = "stallfree"
-VERSION = 4
+VERSION = 5
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ class SchedulerConfig:
     """What does not change while a group runs. `max_running` sequences hold a slot at once. `swap_blocks` of host
     memory keep the KV of those that gave way (0: it is computed again).
 
-    What waits for a slot is bounded by number and by tokens to be computed; a request that finds nobody waiting is queued
-    however long it is.
+    What waits for a slot is bounded by number and by tokens to be computed; a request that finds nobody waiting is
+    queued however long it is.
     """
 
     num_blocks: int

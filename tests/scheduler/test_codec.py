@@ -157,7 +157,7 @@ def test_another_version_and_another_kind_are_named() -> None:
     plan = IterationPlan(1, ())
     body = msgpack.unpackb(codec.encode_plan(plan))
     body[1] = 99
-    with pytest.raises(WireError, match="version 99, this side speaks version 4"):
+    with pytest.raises(WireError, match="version 99, this side speaks version 5"):
         codec.decode_plan(msgpack.packb(body))
     with pytest.raises(WireError, match="kind 'plan' where 'result' was expected"):
         codec.decode_result(codec.encode_plan(plan))
