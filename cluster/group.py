@@ -76,6 +76,7 @@ class WorkerGroup:
         if self._transport is None:
             raise WorkersLost("the group is closed")
         answer = asyncio.ensure_future(self._transport.send(encode_plan(plan)))
+        answer.add_done_callback(_hear)
         # A rank that waits for a dead one in a collective never answers, so the deaths are listened for as well.
         awaited: list[asyncio.Future[Any]] = [answer, *self._deaths]
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
@@ -159,6 +160,12 @@ class WorkerGroup:
         self.num_blocks = kv_blocks(config, self.descriptions)
         swap = swap_blocks(config, self.descriptions, self.num_blocks)
         await _all([rank.allocate.remote(self.num_blocks, swap) for rank in self._ranks])
+
+
+def _hear(answer: asyncio.Future[bytes]) -> None:
+    """What becomes of an answer that nobody waits for any more is no news."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 async def _ping(rank: ActorHandle[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
@@ -83,6 +84,8 @@ class CompiledTransport:
             self._parking.cancel()
         if self._parked is not None:
             self._wake()
+        # Of ranks that died Ray tells here a second time, with tracebacks; the cause has been told.
+        logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
         await asyncio.to_thread(self._graph.teardown)
 
     def _write(self, plan: bytes) -> Any:

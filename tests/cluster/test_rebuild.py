@@ -146,8 +146,10 @@ async def test_the_other_group_goes_on(tiny_model_dir: Path) -> None:
 @pytest.mark.parametrize("transport", ["compiled", "actor"])
 async def test_ten_kills_in_a_row_at_random_points(tiny_model_dir: Path, transport: str) -> None:
     rnd = random.Random(11)
-    requests = wanted(32, 900)
-    config = tiny(tiny_model_dir, tp=2, transport=transport, max_running=32, num_blocks=2500)
+    requests = wanted(32, 500)
+    config = tiny(
+        tiny_model_dir, tp=2, transport=transport, policy="chunked", chunk_size=512, max_running=32, num_blocks=2500
+    )
     async with running(config) as cluster:
         undisturbed = await all_tokens(cluster, requests, "")
         streams = asyncio.create_task(all_tokens(cluster, requests, "-again"))

@@ -106,8 +106,9 @@ async def test_a_front_end_that_is_gone_has_its_requests_ended(tiny_model_dir: P
 @pytest.mark.slow
 async def test_a_scheduler_killed_again_and_again(tiny_model_dir: Path) -> None:
     rnd = random.Random(5)
-    requests = wanted(16, 900)
-    async with running(tiny(tiny_model_dir, tp=2, max_running=16, num_blocks=1200)) as cluster:
+    requests = wanted(16, 500)
+    config = tiny(tiny_model_dir, tp=2, policy="chunked", chunk_size=512, max_running=16, num_blocks=1200)
+    async with running(config) as cluster:
         undisturbed = await all_tokens(cluster, requests, "")
         streams = asyncio.create_task(all_tokens(cluster, requests, "-again"))
         for _ in range(4):
