@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -246,3 +247,34 @@ async def test_what_has_not_ended_in_time_ends_with_the_reason() -> None:
     _, last = await asyncio.wait_for(long, 5)
     assert (last.finish, last.reason) == (Finish.ERROR, "shutting down")
     await cluster.close()
+
+
+class NoRay:
+    """In the place of Ray, for an actor that ends itself."""
+
+    def __init__(self) -> None:
+        self.killed: list[str] = []
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(current_actor="itself")
+
+    def kill(self, actor: str) -> None:
+        self.killed.append(actor)
+
+
+@pytest.mark.parametrize("detached", [True, False])
+async def test_an_engine_that_nobody_wants_ends_itself_where_nobody_else_would(
+    monkeypatch: pytest.MonkeyPatch, detached: bool
+) -> None:
+    no_ray = NoRay()
+    monkeypatch.setattr(scheduler_actor, "ray", no_ray)
+    monkeypatch.setattr(scheduler_actor, "ABANDONED_S", 0.5)
+    actor = SchedulerActor(CONFIG, "name", "namespace", detached)
+    await actor.start("model")
+    actor.subscribe("somebody")
+    await asyncio.sleep(1.6)
+    assert no_ray.killed == []
+    actor.unsubscribe("somebody")
+    await asyncio.sleep(2.2)
+    assert bool(no_ray.killed) == detached
+    await actor.close()
