@@ -27,6 +27,7 @@ from cluster.client import AsyncCluster
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo, EngineUnavailable
 from deploy.api import ApiSettings, create_api
+from deploy.api.keys import read_keys
 from workers.checkpoint import resolve
 from workers.tokenizer import Tokenizer
 
@@ -34,16 +35,20 @@ NAMESPACE = "stallfree"
 """Ray namespace of the scheduler actor."""
 CLOSE_S = 20.0
 """For a replica to end after its requests have; Serve's own default."""
+SECRET = frozenset({"api_keys"})
+"""Arguments whose value is not repeated: it may be a key where a hash was meant."""
 
 
 class ServeArgs(EngineConfig, ApiSettings):
     """Everything that can be set: the engine, the API's limits, and how many API replicas there are.
 
-    `max_ongoing_requests` bounds the open requests of a replica; a stream is one as long as it lasts.
+    `max_ongoing_requests` bounds the open requests of a replica; a stream is one as long as it lasts. `api_key_file` is
+    read where the application is built, and its keys added to `api_keys`.
     """
 
     replicas: int = Field(default=1, ge=1)
     max_ongoing_requests: int = Field(default=4096, ge=1)
+    api_key_file: Path | None = None
     drain_seconds: float = Field(default=2.0, ge=0, le=86_400, allow_inf_nan=False)
     """How long running requests may go on when the application is deleted or replaced."""
 
@@ -60,6 +65,9 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     given = parse_args(args)
     config = EngineConfig(**given.part(EngineConfig))
     settings = ApiSettings(**given.part(ApiSettings))
+    if given.api_key_file is not None:
+        keys = (*settings.api_keys, *read_keys(given.api_key_file))
+        settings = settings.model_copy(update={"api_keys": keys})
     shutdown_s = given.drain_seconds + CLOSE_S
     name = f"scheduler-{uuid.uuid4().hex[:12]}"
     engines = Engine.options(graceful_shutdown_timeout_s=shutdown_s)  # type: ignore[attr-defined]
@@ -86,7 +94,8 @@ def parse_args(args: Mapping[str, Any]) -> ServeArgs:
         said = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # of several arguments together
             raise ValueError(said) from None
-        raise ValueError(f"{name}: {said[:1].lower()}{said[1:]} (got {first['input']!r})") from None
+        got = "" if first["loc"][0] in SECRET else f" (got {first['input']!r})"
+        raise ValueError(f"{name}: {said[:1].lower()}{said[1:]}{got}") from None
 
 
 @serve.deployment(

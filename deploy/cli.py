@@ -13,6 +13,7 @@ from deploy.commands.compare import LEFT_OUT as LEFT_OUT_OF_COMPARE
 from deploy.commands.compare import compare
 from deploy.commands.demo import demo
 from deploy.commands.fetch import fetch
+from deploy.commands.key import key
 from deploy.commands.plan import plan
 from deploy.commands.serve import serve
 from deploy.commands.simulate import LEFT_OUT, simulate
@@ -48,6 +49,7 @@ def stallfree(
 app.command()(with_engine_options(serve))
 app.command()(with_engine_options(demo, leave_out=frozenset({"policy", "mode", *SEPARATED_ONLY})))
 app.command()(fetch)
+app.command()(key)
 app.command()(plan)
 app.command()(with_engine_options(with_load_options(simulate), leave_out=LEFT_OUT))
 app.command()(trace)

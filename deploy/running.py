@@ -259,7 +259,7 @@ def _wait_for_http(address: Address) -> None:
     until = time.monotonic() + _HTTP_SECONDS
     while time.monotonic() < until:
         with suppress(httpx.HTTPError):
-            if httpx.get(f"{address.url}/v1/models", timeout=5, trust_env=False).status_code == 200:
+            if httpx.get(f"{address.url}/ready", timeout=5, trust_env=False).status_code == 200:
                 return
         time.sleep(0.1)
     raise CommandError(f"the server was started, but does not answer at {address.url}")

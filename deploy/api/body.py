@@ -32,7 +32,7 @@ async def read_body(request: Request, limit: int, parse: Callable[[dict[str, Any
         _check_content_type(request)
         raw = await _read(request, limit)
     except ApiError:
-        await _discard_rest(request)
+        await discard_rest(request)
         raise
 
     def understand() -> Parsed:
@@ -83,7 +83,7 @@ def _declared(request: Request) -> float:
     return int(text) if len(text) <= 18 else math.inf
 
 
-async def _discard_rest(request: Request) -> None:
+async def discard_rest(request: Request) -> None:
     """Take in what the client is still sending, within bounds: where a connection is closed on unread bytes, the reset
     overtakes the answer, and the client never learns what was wrong."""
     if "expect" in request.headers or _declared(request) > _DISCARDED_BYTES:

@@ -76,8 +76,10 @@ def make_job(
     settings: ApiSettings,
     arrived: float,
     slo_header: str | None = None,
+    tenant: str = "",
 ) -> Job:
     """Everything that can be refused is refused here, before the engine hears of it. `arrived` is of time.monotonic.
+    KV is reused within a `tenant` only, where there is one.
 
     Raises ApiError and RequestRefused.
     """
@@ -100,7 +102,7 @@ def make_job(
             age_s=max(0.0, time.monotonic() - arrived),
             promise=promise,
             slo_class=slo_class,
-            cache_salt=body.cache_salt or "",
+            cache_salt=_salt(tenant, body.cache_salt or ""),
         )
         for index, prompt in enumerate(prompts)
         for choice in range(body.n)
@@ -116,6 +118,11 @@ def make_job(
         stop=_stops(body),
         user_stop_token_ids=frozenset(body.stop_token_ids),
     )
+
+
+def _salt(tenant: str, chosen: str) -> str:
+    """A tenant's name has no colon, so that no salt that one chooses is another's."""
+    return f"{tenant}:{chosen}" if tenant else chosen
 
 
 def _check_admissible(request: Request, info: EngineInfo, chat: bool) -> None:

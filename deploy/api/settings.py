@@ -7,12 +7,16 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from cluster.config import parse_bytes
+from deploy.api.keys import Key, parse_keys
 
 
 class ApiSettings(BaseModel):
-    """Limits of one API server. Times in seconds; `max_choices` counts prompts x n of one request."""
+    """Limits of one API server. Times in seconds; `max_choices` counts prompts x n of one request. With `api_keys`, or
+    lines `name:sha256`, every request but for `/health` and `/ready` has to come with one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    api_keys: Annotated[tuple[Key, ...], BeforeValidator(parse_keys)] = Field(default=(), repr=False)
 
     max_body_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)] = 8 * 2**20
     max_prompts: int = Field(default=256, ge=1)

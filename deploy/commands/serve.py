@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deploy.errors import CommandError
+
 if TYPE_CHECKING:
+    from deploy.api.keys import Key
     from deploy.running import Server
+
+KEY_VARIABLE = "STALLFREE_API_KEY"
 
 
 def serve(
@@ -21,6 +30,17 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option(help="How long running requests may go on after SIGTERM or Ctrl-C.", min=0)
     ] = 2.0,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar=KEY_VARIABLE,
+            show_envvar=True,
+            help="A key that clients have to send; repeatable, or with commas.",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="Keys as lines name:sha256; see `stallfree key`.", dir_okay=False)
+    ] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="An existing Ray cluster (host:port or auto). \\[default: start a local one]")
     ] = None,
@@ -29,6 +49,7 @@ def serve(
     """Serve a model with the OpenAI API."""
     from deploy.lifetime import Lifetime
 
+    keys = _keys(api_key or [], api_key_file)
     with Lifetime() as life:
         from deploy import running
         from deploy.options import engine_config
@@ -36,12 +57,15 @@ def serve(
 
         config = engine_config(engine)
         output = Output(as_json)
+        for warning in warnings(host, keys, api_key or []):
+            output.progress(f"warning: {warning}")
+        _forget_secrets()
         server = life.run(
             lambda: running.start(
                 life,
                 config,
                 running.Address(host, port),
-                extra={"replicas": replicas, "drain_seconds": drain_seconds},
+                extra={"replicas": replicas, "drain_seconds": drain_seconds, "api_keys": keys},
                 ray_address=ray_address,
                 say=output.progress,
             )
@@ -54,6 +78,44 @@ def serve(
         output.json(facts(server))
         threading.Thread(target=server.tell_incidents, args=(life.stopped, output.progress), daemon=True).start()
         life.wait()
+
+
+def warnings(host: str, keys: Sequence[Key], given: Sequence[str]) -> Iterator[str]:
+    """What an operator may not be aware of: that others than this machine can use the server, or guess a key."""
+    from deploy.api.keys import SHORTEST_SOUND
+
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not keys and not loopback:
+        yield f"anybody who reaches {host} can use this server; --api-key or --api-key-file asks for a key"
+    if any(len(secret.strip()) < SHORTEST_SOUND for text in given for secret in text.split(",")):
+        yield f"an --api-key of less than {SHORTEST_SOUND} characters can be guessed; `stallfree key` makes better ones"
+
+
+def _keys(given: Sequence[str], file: Path | None) -> tuple[Key, ...]:
+    """Raises CommandError, which never repeats a key."""
+    from deploy.api.keys import Key, read_keys
+
+    secrets = [secret.strip() for text in given for secret in text.split(",")]
+    try:
+        keys = tuple(Key.of(f"key-{number}", secret) for number, secret in enumerate(secrets, 1))
+    except ValueError as error:
+        raise CommandError(f"--api-key: {error}", 2) from None
+    try:
+        return keys if file is None else (*keys, *read_keys(file))
+    except ValueError as error:
+        raise CommandError(f"--api-key-file: {error}", 2) from None
+
+
+def _forget_secrets() -> None:
+    """Before Ray starts, which writes down the command line of who started it, and whose processes inherit the
+    environment. The new title is also what `ps` shows from now on."""
+    from ray import _raylet
+
+    os.environ.pop(KEY_VARIABLE, None)
+    _raylet.setproctitle("stallfree serve")  # type: ignore[attr-defined]  # a module that is not Python
 
 
 def facts(server: Server) -> dict[str, Any]:

@@ -17,6 +17,7 @@ def trace(
     source: Annotated[str, typer.Argument(help="URL of a running server, or a file written by --iteration-log.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the trace goes.")] = Path("trace.json"),
     iterations: Annotated[int, typer.Option(help="Most iterations, the latest ones.", min=1)] = 4096,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The trace itself on standard output, no file.")] = False,
 ) -> None:
     """Export the decision log as a Chrome trace: a track for each request, and the budget."""
@@ -24,7 +25,7 @@ def trace(
     from deploy.trace import chrome_trace
 
     out = Output(as_json)
-    entries = _from_server(source, iterations) if "://" in source else _from_file(Path(source), iterations)
+    entries = _from_server(source, iterations, api_key) if "://" in source else _from_file(Path(source), iterations)
     if not entries:
         raise CommandError(f"{source} has no iterations; send it a request first")
     try:
@@ -42,13 +43,14 @@ def trace(
     out.text(f"{output}: {len(entries):,} iterations, {requests:,} requests; open it in https://ui.perfetto.dev")
 
 
-def _from_server(url: str, iterations: int) -> list[dict[str, Any]]:
+def _from_server(url: str, iterations: int, api_key: str | None) -> list[dict[str, Any]]:
     import httpx
 
     base = url.rstrip("/").removesuffix("/v1")
     entries: list[dict[str, Any]] = []
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        with httpx.Client(base_url=base, timeout=60, trust_env=False) as client:
+        with httpx.Client(base_url=base, headers=headers, timeout=60, trust_env=False) as client:
             after = max(0, _last_seq(_page(client, -1, 1)) - iterations)
             while len(entries) < iterations and (page := _page(client, after, min(PAGE, iterations - len(entries)))):
                 entries += page
