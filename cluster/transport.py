@@ -49,6 +49,8 @@ class CompiledTransport:
     name: ClassVar[str] = "compiled"
 
     def __init__(self, ranks: Sequence[ActorHandle[Any]]) -> None:
+        # Of a rank that died it would tell in four tracebacks, by itself and again when it is taken down.
+        logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
         with InputNode() as plan:
             answers = [rank.execute.bind(plan) for rank in ranks]
             # One output only: of several, a look that finds some but not all of them would lose those it found.
@@ -84,8 +86,6 @@ class CompiledTransport:
             self._parking.cancel()
         if self._parked is not None:
             self._wake()
-        # Of ranks that died Ray tells here a second time, with tracebacks; the cause has been told.
-        logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
         await asyncio.to_thread(self._graph.teardown)
 
     def _write(self, plan: bytes) -> Any:
