@@ -7,7 +7,7 @@ import asyncio
 import os
 import random
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 from cluster.async_cluster import AsyncCluster
 from cluster.engine import EngineUnavailable
-from scheduler.request import Finish, Request
+from scheduler.request import Delta, Finish, Request
 from scheduler.sampling import SamplingParams
 from tests.cluster.test_ray import collect, greedy, running, tiny, until
 
@@ -38,11 +38,31 @@ def wanted(count: int, max_tokens: int) -> list[Request]:
     ]
 
 
-async def all_tokens(cluster: AsyncCluster, requests: list[Request], suffix: str) -> list[list[int]]:
+@dataclass
+class Seen:
+    """Tokens of all streams so far."""
+
+    count: int = 0
+
+    async def reach(self, count: float) -> None:
+        while self.count < count:  # noqa: ASYNC110 - the streams' tokens are counted as they come
+            await asyncio.sleep(0.005)
+
+
+async def all_tokens(
+    cluster: AsyncCluster, requests: list[Request], suffix: str, seen: Seen | None = None
+) -> list[list[int]]:
     """Tokens by request, each of which has to end as it should."""
-    got = await asyncio.gather(
-        *(collect(cluster, replace(request, request_id=request.request_id + suffix)) for request in requests)
-    )
+    seen = seen or Seen()
+
+    async def counted(request: Request) -> tuple[list[int], Delta]:
+        tokens: list[int] = []
+        async for delta in cluster.generate(replace(request, request_id=request.request_id + suffix)):
+            tokens += delta.tokens
+            seen.count += len(delta.tokens)
+        return tokens, delta
+
+    got = await asyncio.gather(*map(counted, requests))
     assert [last.finish for _, last in got] == [Finish.LENGTH] * len(requests), [last.reason for _, last in got]
     return [tokens for tokens, _ in got]
 
@@ -146,16 +166,16 @@ async def test_the_other_group_goes_on(tiny_model_dir: Path) -> None:
 @pytest.mark.parametrize("transport", ["compiled", "actor"])
 async def test_ten_kills_in_a_row_at_random_points(tiny_model_dir: Path, transport: str) -> None:
     rnd = random.Random(11)
-    requests = wanted(32, 500)
+    requests = wanted(32, 110)
     config = tiny(
         tiny_model_dir, tp=2, transport=transport, policy="chunked", chunk_size=512, max_running=32, num_blocks=2500
     )
     async with running(config) as cluster:
         undisturbed = await all_tokens(cluster, requests, "")
-        streams = asyncio.create_task(all_tokens(cluster, requests, "-again"))
-        await until(cluster, running=32)
+        seen = Seen()
+        streams = asyncio.create_task(all_tokens(cluster, requests, "-again", seen))
         for kill in range(10):
-            await asyncio.sleep(rnd.uniform(0, 0.6))
+            await seen.reach(32 * 110 * (kill + rnd.random()) / 10.5)
             pids = await ranks(cluster)
             os.kill(rnd.choice(pids), signal.SIGKILL)
             await lost(cluster, kill + 1)

@@ -16,7 +16,7 @@ from cluster.async_cluster import AsyncCluster
 from cluster.engine import EngineUnavailable
 from scheduler.request import Finish
 from tests.cluster.test_ray import collect, greedy, running, tiny, until
-from tests.cluster.test_rebuild import all_tokens, wanted
+from tests.cluster.test_rebuild import Seen, all_tokens, wanted
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -106,14 +106,14 @@ async def test_a_front_end_that_is_gone_has_its_requests_ended(tiny_model_dir: P
 @pytest.mark.slow
 async def test_a_scheduler_killed_again_and_again(tiny_model_dir: Path) -> None:
     rnd = random.Random(5)
-    requests = wanted(16, 500)
+    requests = wanted(16, 100)
     config = tiny(tiny_model_dir, tp=2, policy="chunked", chunk_size=512, max_running=16, num_blocks=1200)
     async with running(config) as cluster:
         undisturbed = await all_tokens(cluster, requests, "")
-        streams = asyncio.create_task(all_tokens(cluster, requests, "-again"))
-        for _ in range(4):
-            await until(cluster, running=16)
-            await asyncio.sleep(rnd.uniform(0, 1))
+        seen = Seen()
+        streams = asyncio.create_task(all_tokens(cluster, requests, "-again", seen))
+        for number in range(4):
+            await seen.reach(16 * 100 * (number + rnd.random()) / 4.5)
             await restarted(cluster, await kill(cluster))
         assert not streams.done(), "the last kill has to hit running streams"
         assert await streams == undisturbed
