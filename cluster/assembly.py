@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
+from cluster.roles import group_kinds
 from cluster.sizing import swap_blocks
-from cluster.tuning import Tuning, gate_for, policy_for
+from cluster.tuning import Tuning, forecaster_for, gate_for, policy_for
 from scheduler.exchange import Role
 from scheduler.scheduler import Scheduler, SchedulerConfig
 from workers.config import WorkerConfig, WorkerDescription
@@ -33,10 +34,11 @@ def worker_config(config: EngineConfig, model_dir: str) -> WorkerConfig:
 
 
 def engine_info(
-    config: EngineConfig, model_dir: str, ranks: list[WorkerDescription], num_blocks: int, transport: str
+    config: EngineConfig, model_dir: str, ranks: list[WorkerDescription], pools: list[int], transport: str
 ) -> EngineInfo:
-    """What a running engine says of itself, from what its ranks say. `ranks` are one group's."""
-    first = ranks[0]
+    """What a running engine says of itself, from what its ranks say. `ranks` are one group's, `pools` the KV blocks of
+    every group."""
+    first, kinds = ranks[0], group_kinds(config)
     return EngineInfo(
         model=config.model,
         model_dir=model_dir,
@@ -44,19 +46,26 @@ def engine_info(
         max_model_len=first.max_model_len,
         vocab_size=first.vocab_size,
         block_size=first.block_size,
-        num_blocks=num_blocks,
+        num_blocks=min(pools),
         tp=config.tp,
-        groups=config.groups,
+        groups=config.group_count,
+        mode=config.mode,
+        prefill_groups=len([kind for kind in kinds if kind.role == "prefill"]),
+        decode_groups=len([kind for kind in kinds if kind.role == "decode"]),
+        prefill_tp=kinds[0].config.tp,
+        decode_tp=kinds[-1].config.tp,
+        prefill_blocks=min(pool for kind, pool in zip(kinds, pools, strict=True) if kind.role == kinds[0].role),
+        decode_blocks=min(pool for kind, pool in zip(kinds, pools, strict=True) if kind.role == kinds[-1].role),
         policy=config.policy,
         chunk_size=config.chunk_size,
         device=first.device,
         dtype=first.dtype,
         kv_dtype=first.kv_dtype,
-        swap_blocks=swap_blocks(config, ranks, num_blocks),
+        swap_blocks=swap_blocks(config, ranks, min(pools)),
         iteration_bytes=sum(rank.iteration_bytes for rank in ranks),
         attention=first.attention,
         transport=transport,
-        most_requests=config.groups * (config.max_running + config.max_queued_requests),
+        most_requests=config.group_count * (config.max_running + config.max_queued_requests),
     )
 
 
@@ -74,11 +83,13 @@ def make_scheduler(
     tuning: Tuning | None = None,
     *,
     role: Role = "both",
+    num_blocks: int | None = None,
     common: Common | None = None,
 ) -> Scheduler:
-    """A group's scheduler, sized by the engine's facts, with the promises that its measured workers allow."""
+    """A group's scheduler, sized by the engine's facts (or `num_blocks` of its own), with the promises that its
+    measured workers allow."""
     sizes = SchedulerConfig(
-        num_blocks=info.num_blocks,
+        num_blocks=num_blocks or info.num_blocks,
         block_size=info.block_size,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
@@ -94,4 +105,5 @@ def make_scheduler(
     if tuning is not None:
         scheduler.promises = tuning.promises
         scheduler.gate = gate_for(config, config.policy, tuning)
+        scheduler.forecaster = forecaster_for(config, tuning)
     return scheduler

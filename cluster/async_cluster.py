@@ -83,8 +83,6 @@ class AsyncCluster:
         `name` is what others `connect` to. Raises ValueError, in one line, for what cannot be served, and
         EngineUnavailable where the actors die.
         """
-        if config.separated:
-            raise ValueError("--mode separated is not served yet; take --mode colocated")
         model_dir = await asyncio.to_thread(resolve, config.model)
         await asyncio.to_thread(remove_orphans)
         name = name or f"engine-{uuid.uuid4().hex[:12]}"

@@ -34,5 +34,8 @@ def figures(loops: Sequence[IterationLoop], policy: str) -> dict[str, Any]:
 
 def why_not_ready(loops: Sequence[IterationLoop]) -> str:
     """Why a request that came now would be refused, or would have to wait for workers; empty where neither."""
-    away = [loop.failure or loop.lost for loop in loops]
-    return f"no worker group serves now: {away[0]}" if all(away) else ""
+    for role in {loop.scheduler.exchange.role for loop in loops}:
+        away = [loop.failure or loop.lost for loop in loops if loop.scheduler.exchange.role == role]
+        if all(away):
+            return f"no {'worker' if role == 'both' else role} group serves now: {away[0]}"
+    return ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cluster.outlook import Outlook
+from scheduler.exchange import Role
 from scheduler.request import Delta, Request
 
 
@@ -44,8 +45,22 @@ class EngineInfo:
     """Memory of a group's largest iteration, besides weights and KV."""
     most_requests: int = 2**31
     """Sequences that can run and wait at once in all groups: more at once could never be admitted."""
+    mode: str = "colocated"
+    prefill_groups: int = 0
+    decode_groups: int = 0
+    prefill_tp: int = 1
+    decode_tp: int = 1
+    """Groups that prefill alone and that decode alone, in separated mode, and the degrees of a prompt's and of a
+    stream's group; `groups` counts all."""
+    decode_blocks: int = 0
+    """KV blocks of a decode group in separated mode; `num_blocks` is the least of all groups."""
+    prefill_blocks: int = 0
     outlook: Outlook | None = None
     """What it can promise; None where its workers were not measured."""
+
+    def blocks_of(self, role: Role) -> int:
+        """KV blocks of a group with that role."""
+        return {"both": self.num_blocks, "prefill": self.prefill_blocks, "decode": self.decode_blocks}[role]
 
 
 class Engine(Protocol):

@@ -22,7 +22,7 @@ from cluster.rank_process import RankProcess
 from cluster.recovery import WorkersLost, in_words
 from cluster.sizing import kv_blocks, swap_blocks
 from cluster.transport import Transport, make_transport
-from cluster.worker_actor import CONTROL, RankActor
+from cluster.worker_actor import CONTROL, KV, KV_REPORTS, RankActor
 from scheduler.codec import decode_result, encode_plan
 from scheduler.plan import IterationPlan, IterationResult
 from workers.config import WorkerDescription
@@ -114,6 +114,10 @@ class WorkerGroup:
 
     def _called(self, rank: int) -> str:
         return f"rank {rank} (pid {self._processes[rank].pid})"
+
+    @property
+    def ranks(self) -> list[ActorHandle[Any]]:
+        return self._ranks
 
     async def pids(self) -> list[int]:
         return list(await asyncio.gather(*(rank.ping.remote() for rank in self._ranks)))
@@ -207,7 +211,7 @@ def _rank_actor(placement: PlacementGroup, rank: int, device: str, threads: int)
     resources: dict[str, Any] = {"num_gpus": 1} if device.startswith("cuda") else {"num_cpus": 0}
     remote: Any = ray.remote
     actor: Any = (
-        remote(concurrency_groups={CONTROL: 4})(RankActor)
+        remote(concurrency_groups={CONTROL: 8, KV: 1, KV_REPORTS: 1})(RankActor)
         .options(
             scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=rank),
             runtime_env={"env_vars": _environment(threads)},

@@ -10,6 +10,7 @@ from cluster.config import EngineConfig
 from cluster.iteration_log import IterationLog
 from cluster.loop import IterationRecord
 from cluster.metrics import EngineMetrics
+from cluster.transfers import Transfers
 from cluster.tuning import Tuning
 from scheduler.progress import Served
 from scheduler.request import Delta
@@ -18,9 +19,19 @@ from scheduler.request import Delta
 class Instruments:
     """One for an engine, whatever the number of its groups. Raises ValueError where the log cannot be written."""
 
-    def __init__(self, config: EngineConfig, served_model_name: str, tuning: Tuning | None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        served_model_name: str,
+        tuning: Tuning | None,
+        tunings: Sequence[Tuning | None] = (),
+    ) -> None:
+        """`tunings` by group, where those are not all the same."""
         self.metrics = EngineMetrics(served_model_name, config.slo_classes)
-        self.tuning = tuning
+        self.tuning, self._tunings = tuning, tunings
+        self.transfers: Transfers | None = None
+        if config.separated:
+            self.transfers = Transfers(self.metrics.registry, {"model_name": served_model_name})
         try:
             self.log = IterationLog(config.iterations_kept, config.iteration_log)
         except OSError as error:
@@ -32,7 +43,7 @@ class Instruments:
 
     def of(self, group: int) -> GroupInstruments:
         """The observer of that group's loop."""
-        return GroupInstruments(self, group)
+        return GroupInstruments(self, group, self._tunings[group] if self._tunings else self.tuning)
 
 
 @dataclass
@@ -41,15 +52,17 @@ class GroupInstruments:
 
     engine: Instruments
     group: int
+    tuning: Tuning | None
     more: list[Callable[[IterationRecord], None]] = field(default_factory=list)
 
     def iteration(self, record: IterationRecord) -> None:
         self.engine.metrics.observe(record)
-        self.engine.log.append(self.group, record)
+        transfers = self.engine.transfers
+        self.engine.log.append(self.group, record, () if transfers is None else transfers.take_latest())
         for watch in self.more:
             watch(record)
-        if self.engine.tuning is not None:
-            self.engine.tuning.observe(record)
+        if self.tuning is not None:
+            self.tuning.observe(record)
 
     def ends(self, deltas: list[Delta], served: list[Served]) -> None:
         self.engine.metrics.observe_ends(deltas, served)

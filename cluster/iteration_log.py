@@ -37,20 +37,25 @@ class IterationLog:
         self._names = 0
         self._seq = 0
         self._ended: list[str] = []
+        self._transfers: list[Entry] = []
         self._epoch_s = time.time() - time.monotonic()
         self._file: TextIO | None = open_log(path) if path else None
         self._flushed = 0.0
 
-    def append(self, group: int, record: IterationRecord) -> None:
-        """Take an iteration in; those of health checks alone are left out."""
+    def append(self, group: int, record: IterationRecord, transfers: Iterable[Entry] = ()) -> None:
+        """Take an iteration in, with what came from group to group since the last one; those of health checks alone
+        are left out."""
         if self._kept == 0 and self._file is None:
             return
+        self._transfers += transfers
         entry = self._entry(group, record)
         if not (entry["chunks"] or entry["tokens"] or entry["finished"]):
             return
         self._seq += 1
         entry["seq"] = self._seq
-        self._ended = []
+        if self._transfers:
+            entry["transfers"] = self._transfers
+        self._ended, self._transfers = [], []
         self._keep(entry)
         if self._file is not None:
             self._write(self._file, entry)

@@ -62,7 +62,7 @@ class LocalEngine:
         except BaseException:
             thread.close()
             raise
-        info = engine_info(config, worker.config.model_dir, [description], num_blocks, transport="in-process")
+        info = engine_info(config, worker.config.model_dir, [description], [num_blocks], transport="in-process")
         executor = LocalExecutor(worker, thread)
         tuning = await tune(config, info, executor, time.monotonic)
         return cls(config, with_outlook(config, info, tuning), executor, tuning)

@@ -67,6 +67,7 @@ class IterationLoop:
         predict: Predict | None = None,
         overlap: int = 1,
         recovery: Recovery | None = None,
+        on_step: Callable[[], None] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._executor = executor
@@ -76,6 +77,7 @@ class IterationLoop:
         self._predict = predict
         self._overlap = overlap
         self._recovery = recovery
+        self._on_step = on_step
         self._under_way: deque[_Launched] = deque()
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
@@ -122,7 +124,7 @@ class IterationLoop:
         """
         seen = self.iterations
         while self.iterations == seen and (self.failure or self.lost) is None:
-            if self.scheduler.idle:
+            if not self._under_way:  # nothing to do, or nothing that can be done now
                 self._probes += 1
                 probe = Request(
                     f"{PROBE_PREFIX}{self._probes}", (0,), 1, SamplingParams(temperature=0.0), promise=UNPROMISED
@@ -163,6 +165,7 @@ class IterationLoop:
         else:
             self._audit()
             self._tell_progress()
+            self._tell_step()
             await self._wake.wait()
         self._wake.clear()
 
@@ -202,6 +205,7 @@ class IterationLoop:
                 )
             )
         self._last_ended = ended
+        self._tell_step()
         self._tell_progress()
 
     async def _answer(self, launched: _Launched) -> IterationResult:
@@ -275,6 +279,11 @@ class IterationLoop:
         wanted = [delta for delta in deltas if not delta.request_id.startswith(PROBE_PREFIX)]
         if wanted:
             self._publish(wanted)
+
+    def _tell_step(self) -> None:
+        """Whoever goes by what the scheduler's sequences have come to, which just may have changed."""
+        if self._on_step is not None:
+            self._on_step()
 
     def _tell_progress(self) -> None:
         """Wake everybody who waits for something to happen; each event serves once."""

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scheduler.search import largest
-from scheduler.slo import Promise, PromiseBook
+from scheduler.slo import LONGEST_PROMISE_S, Promise, PromiseBook
 from scheduler.solver import Load, Solver, Targets
 
 STREAMS = (1, 8, 32)
@@ -55,27 +55,41 @@ class Outlook:
         return {**found, "feasible": self.ways_out is None}
 
 
-def outlook(solver: Solver, promises: PromiseBook, max_model_len: int, max_running: int) -> Outlook:
-    """Asked of the solver, for the default promise, among 8 streams of context 512."""
+def outlook(
+    solver: Solver,
+    promises: PromiseBook,
+    max_model_len: int,
+    max_running: int,
+    streams_solver: Solver | None = None,
+) -> Outlook:
+    """Asked of the solver, for the default promise, among 8 streams of context 512. With a `streams_solver` those are
+    in another group, which it is asked about, and prompts are among prompts alone."""
     context = min(TYPICAL_CONTEXT, max_model_len)
-    streams = min(TYPICAL_STREAMS, max_running)
+    streams = 0 if streams_solver is not None else min(TYPICAL_STREAMS, max_running)
     default = promises.promise(1)
 
+    def promised(prompt: int) -> Promise:
+        """To a prompt, and to the streams that have to wait for its chunks: none where they are in another group."""
+        promise = promises.promise(prompt)
+        return Promise(promise.ttft_s, LONGEST_PROMISE_S) if streams_solver is not None else promise
+
     def feasible(prompt: int) -> bool:
-        return _feasible(solver, Load(prompt, streams, context), promises.promise(prompt))
+        return _feasible(solver, Load(prompt, streams, context), promised(prompt))
 
     lengths = [length for length in LENGTHS if length < max_model_len]
-    rows = tuple(_row(solver, Load(length, streams, context), promises.promise(length)) for length in lengths or [1])
+    rows = tuple(_row(solver, Load(length, streams, context), promised(length)) for length in lengths or [1])
     missed = next((row.prompt_tokens for row in rows if not row.feasible), None)
     return Outlook(
         smallest_tpot_ms={
-            count: _ms(solver.step(Load(1, count, context))) for count in STREAMS if count <= max_running
+            count: _ms((streams_solver or solver).step(Load(1, count, context)))
+            for count in STREAMS
+            if count <= max_running
         },
         tpot_ms=_ms(default.tpot_s),
         tbt_ms=None if default.tbt_s is None else _ms(default.tbt_s),
         ttft=rows,
         longest_prompt=largest(lambda prompt: prompt == 0 or feasible(prompt), max_model_len - 1),
-        ways_out=None if missed is None else _ways_out(solver, Load(missed, streams, context), promises),
+        ways_out=None if missed is None else _ways_out(solver, Load(missed, streams, context), promised(missed)),
     )
 
 
@@ -123,16 +137,16 @@ def _feasible(solver: Solver, load: Load, promise: Promise) -> bool:
     return solver.feasible(load, Targets(promise.ttft_s, promise.pace_s))
 
 
-def _ways_out(solver: Solver, load: Load, promises: PromiseBook) -> WaysOut:
-    promise = promises.promise(load.prompt)
+def _ways_out(solver: Solver, load: Load, promise: Promise) -> WaysOut:
     targets = Targets(promise.ttft_s, promise.pace_s)
-    tpot, ttft = solver.relaxed_tpot(load, targets), solver.relaxed_ttft(load, targets)
+    ttft = solver.relaxed_ttft(load, targets)
+    tpot = solver.relaxed_tpot(load, targets) if load.decodes else None
     return WaysOut(
         prompt_tokens=load.prompt,
         binding=solver.solve(load, targets).binding,
         tpot_ms=None if tpot is None else _ms(tpot),
         ttft_ms=None if ttft is None else _ms(ttft),
-        decodes=solver.most_decodes(load, targets),
+        decodes=solver.most_decodes(load, targets) if load.decodes else None,
     )
 
 

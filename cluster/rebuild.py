@@ -11,12 +11,16 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
+
+from ray.actor import ActorHandle
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
 from cluster.group import WorkerGroup
 from cluster.ray_facts import total_resources
 from cluster.recovery import WorkersLost, in_words, patience
+from cluster.roles import GroupKind
 from scheduler.plan import IterationPlan, IterationResult
 from workers.config import WorkerDescription
 
@@ -121,6 +125,11 @@ class LastingGroup:
         return await self._group.pids()
 
     @property
+    def ranks(self) -> list[ActorHandle[Any]]:
+        """Of the group as it is now."""
+        return self._group.ranks
+
+    @property
     def transport(self) -> str:
         return self._group.transport
 
@@ -134,12 +143,13 @@ class LastingGroup:
 
 
 async def lasting_group(
-    config: EngineConfig, index: int, model_dir: str, name: str, say: Callable[[str], None], before: EngineInfo | None
+    kind: GroupKind, index: int, model_dir: str, name: str, say: Callable[[str], None], before: EngineInfo | None
 ) -> LastingGroup:
     """Worker group `index` of an engine. Its KV pool has the same size in all its lives, and that of `before`, an
     earlier life of the engine: what was admitted has to fit. Raises ValueError, in one line, for what cannot be served.
     """
-    num_blocks = config.num_blocks if before is None else before.num_blocks
+    config = kind.config
+    num_blocks = config.num_blocks if before is None else before.blocks_of(kind.role)
     device = device_of(config)
 
     async def start() -> WorkerGroup:
@@ -149,7 +159,7 @@ async def lasting_group(
         num_blocks = group.num_blocks
         return group
 
-    called = "the worker group" if config.groups == 1 else f"worker group {index + 1}"
+    called = "the worker group" if config.group_count == 1 else f"worker group {index + 1}"
     return await LastingGroup.begin(start, called, config.hang_seconds)
 
 

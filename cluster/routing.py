@@ -1,14 +1,48 @@
-"""Which group takes a request."""
+"""Which group takes a request: the one with the smallest predicted time to its first token.
+
+What a group holds of the prompt already makes its prediction smaller, so that requests that begin alike go where their
+beginning is, until the wait there costs more than computing it again elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from cluster.loop import IterationLoop
+from scheduler.request import Request
+from scheduler.request import Sequence as Sequence_
+from scheduler.scheduler import Scheduler
 
 
-def least_loaded(loops: Sequence[IterationLoop]) -> IterationLoop:
-    """The one with the fewest tokens that are still to be computed or generated; the first of several."""
+def takers(loops: Sequence[IterationLoop]) -> list[IterationLoop]:
+    """Those that may be given requests: with workers, or where none has them, those that wait for new ones. None where
+    no request could get to its end."""
+    roles = {loop.scheduler.exchange.role for loop in loops}
+    standing = [loop for loop in loops if loop.failure is None]
+    if {loop.scheduler.exchange.role for loop in standing} != roles:
+        return []
+    taking = [loop for loop in standing if loop.scheduler.exchange.role != "decode"]
+    return [loop for loop in taking if loop.lost is None] or taking
+
+
+def choose(loops: Sequence[IterationLoop], request: Request, now: float) -> IterationLoop:
+    """Of several equal ones the first. Raises RequestRefused for a class of service that is not known."""
     if len(loops) == 1:
         return loops[0]
-    return min(loops, key=lambda loop: loop.scheduler.stats()["tokens_outstanding"])
+    newcomer = loops[0].scheduler.newcomer(request, now)
+    return min(loops, key=lambda loop: _rank(loop.scheduler, newcomer, now))
+
+
+def choose_again(sequence: Sequence_, groups: Mapping[int, Scheduler], now: float) -> int:
+    """The same for a sequence that starts over."""
+    if len(groups) == 1:
+        return next(iter(groups))
+    return min(groups, key=lambda number: (_rank(groups[number], sequence, now), number))
+
+
+def _rank(scheduler: Scheduler, newcomer: Sequence_, now: float) -> tuple[float, int, int]:
+    """Less is better. Predictions that differ by less than a millisecond do not differ."""
+    expected = scheduler.expected(newcomer, now)
+    seconds = 0.0 if expected.ttft_s is None else expected.ttft_s
+    return math.floor(seconds * 1e3), expected.tokens, expected.sequences

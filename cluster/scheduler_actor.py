@@ -13,23 +13,26 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 
-from cluster.assembly import engine_info, make_scheduler
+from cluster.assembly import Common, engine_info, make_scheduler
 from cluster.condition import figures, why_not_ready
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo, EngineUnavailable
-from cluster.instruments import GroupInstruments, Instruments
+from cluster.instruments import Instruments
 from cluster.loop import IterationLoop
 from cluster.placement import group_name
 from cluster.rebuild import LastingGroup, lasting_group
-from cluster.routing import least_loaded
+from cluster.roles import group_kinds, measured_as
+from cluster.routing import choose, takers
+from cluster.separation import SeparatedGroup, Separation
 from cluster.subscribers import Subscribers
-from cluster.tuning import Tuning, apply_policy, tune, with_outlook
+from cluster.tuning import Tuning, apply_policy, by_role, tune, with_outlook
 from scheduler.codec import decode_requests, encode_deltas
 from scheduler.errors import RequestRefused
+from scheduler.exchange import Role
 from scheduler.request import Delta, Finish, Request
 from scheduler.slo import Promise
 
@@ -58,7 +61,9 @@ class SchedulerActor:
         self._groups: list[LastingGroup] = []
         self._loops: list[IterationLoop] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._tuning: Tuning | None = None
+        self._kinds = group_kinds(config)
+        self._tunings: dict[Role, Tuning | None] = {}
+        self._separation: Separation | None = None
         self._info: EngineInfo | None = None
         self._instruments: Instruments | None = None
         self._subscribers = Subscribers(encode_deltas)
@@ -89,16 +94,19 @@ class SchedulerActor:
         if before is not None:
             self._tell_of_restart()
         try:
-            for index in range(config.groups):
+            for index, kind in enumerate(self._kinds):
                 name = group_name(self._name, self._namespace, index)
-                self._groups.append(await lasting_group(config, index, model_dir, name, self._say_for(index), before))
+                self._groups.append(await lasting_group(kind, index, model_dir, name, self._say_for(index), before))
             first = self._groups[0]
-            num_blocks = min(group.num_blocks for group in self._groups)
-            self._info = engine_info(config, model_dir, first.descriptions, num_blocks, first.transport)
+            pools = [group.num_blocks for group in self._groups]
+            self._info = engine_info(config, model_dir, first.descriptions, pools, first.transport)
             await self._tune(trusted=before is not None)
-            self._instruments = Instruments(config, self._info.served_model_name, self._tuning)
-            for index, group in enumerate(self._groups):
-                self._run_loop(group, self._instruments.of(index))
+            tunings = [self._tunings.get(kind.role) for kind in self._kinds]
+            self._instruments = Instruments(config, self._info.served_model_name, tunings[0], tunings)
+            self._make_loops(self._instruments)
+            if config.separated:
+                await self._separate(self._instruments)
+            self._tasks += [asyncio.create_task(loop.run()) for loop in self._loops]
         except BaseException:
             await self.close()
             raise
@@ -115,6 +123,8 @@ class SchedulerActor:
     async def close(self) -> None:
         for loop in self._loops:
             loop.close()
+        if self._separation is not None:
+            self._separation.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -147,33 +157,62 @@ class SchedulerActor:
         def say(what: str) -> None:
             if self._progress == "ready":
                 return  # a group is being rebuilt, which is told of elsewhere
-            self._progress = what if self._config.groups == 1 else f"{what} (group {index + 1})"
+            self._progress = what if self._config.group_count == 1 else f"{what} (group {index + 1})"
 
         return say
 
     async def _tune(self, trusted: bool) -> None:
+        """Measure one group of each role; all of a role are alike, and those of another one may be as well."""
         assert self._info is not None  # known before anything is measured
 
         def progress(done: int, of: int) -> None:
             self._progress = f"measuring iterations ({100 * done // of} %)"
 
-        self._tuning = await tune(self._config, self._info, self._groups[0], time.monotonic, progress, trusted)
-        self._info = with_outlook(self._config, self._info, self._tuning)
+        measured: dict[int, Tuning | None] = {}
+        for kind, group in zip(self._kinds, self._groups, strict=True):
+            degree = kind.config.tp
+            if degree not in measured:
+                info = replace(self._info, tp=degree, num_blocks=group.num_blocks)
+                config = measured_as(kind.config, self._kinds)
+                measured[degree] = await tune(config, info, group, time.monotonic, progress, trusted)
+            self._tunings[kind.role] = measured[degree]
+        prefill, decode = self._tunings.get("prefill"), self._tunings.get("decode")
+        if prefill is not None and decode is not None:
+            self._tunings |= by_role(self._config, prefill, decode)
+        self._info = with_outlook(self._config, self._info, self._tunings[self._kinds[0].role])
 
-    def _run_loop(self, group: LastingGroup, watch: GroupInstruments) -> None:
+    def _make_loops(self, instruments: Instruments) -> None:
         assert self._info is not None  # the groups are up
-        loop = IterationLoop(
-            make_scheduler(self._config, self._info, self._tuning),
-            group,
-            clock=time.monotonic,
-            publish=self._publish,
-            observer=watch,
-            predict=None if self._tuning is None else self._tuning.predict,
-            overlap=self._config.overlap,
-            recovery=group,
-        )
-        self._loops.append(loop)
-        self._tasks.append(asyncio.create_task(loop.run()))
+        common = Common()
+        for index, (kind, group) in enumerate(zip(self._kinds, self._groups, strict=True)):
+            tuning = self._tunings[kind.role]
+            scheduler = make_scheduler(
+                kind.config, self._info, tuning, role=kind.role, num_blocks=group.num_blocks, common=common
+            )
+            lasting = SeparatedGroup(group, index, lambda: self._separation) if self._config.separated else group
+            self._loops.append(
+                IterationLoop(
+                    scheduler,
+                    lasting,
+                    clock=time.monotonic,
+                    publish=self._publish,
+                    observer=instruments.of(index),
+                    predict=None if tuning is None else tuning.predict,
+                    overlap=self._config.overlap,
+                    recovery=lasting,
+                    on_step=self._pump,
+                )
+            )
+
+    async def _separate(self, instruments: Instruments) -> None:
+        assert instruments.transfers is not None  # those of a separated engine
+        self._separation = Separation(self._loops, self._groups, time.monotonic, instruments.transfers)
+        self._progress = "linking prefill and decode groups"
+        await self._separation.link_all()
+
+    def _pump(self) -> None:
+        if self._separation is not None:
+            self._separation.pump()
 
     # Requests.
 
@@ -202,9 +241,11 @@ class SchedulerActor:
     def abort(self, request_ids: list[str], stopped: bool) -> None:
         """`stopped`: their readers have had all they asked for."""
         for request_id in request_ids:
-            loop = self._homes.get(request_id)
-            if loop is not None:
-                loop.abort(request_id, Finish.STOP if stopped else Finish.ABORT)
+            finish, loop = Finish.STOP if stopped else Finish.ABORT, self._homes.get(request_id)
+            if self._separation is not None:
+                self._separation.abort(request_id, finish)
+            elif loop is not None:
+                loop.abort(request_id, finish)
 
     async def poll(self, subscriber: str, timeout_s: float) -> bytes:
         """All that is new for a subscriber: encoded deltas, or nothing where nothing came in time.
@@ -233,13 +274,14 @@ class SchedulerActor:
             raise RequestRefused("duplicate_request", f"request {request.request_id!r} is running already")
         if self._draining is not None:
             raise EngineUnavailable(self._draining)
-        standing = [loop for loop in self._loops if loop.failure is None]
-        if not standing:
-            raise EngineUnavailable(self._loops[0].failure or "no worker group" if self._loops else self._progress)
-        loop = least_loaded([loop for loop in standing if loop.lost is None] or standing)
+        loop = choose(takers(self._loops) or self._nobody(), request, time.monotonic())
         loop.add(request, again=again)
         self._homes[request.request_id] = loop
         self._subscribers.owns(subscriber, request.request_id)
+
+    def _nobody(self) -> NoReturn:
+        failures = [loop.failure for loop in self._loops if loop.failure is not None]
+        raise EngineUnavailable(failures[0] if failures else self._progress)
 
     def _publish(self, deltas: list[Delta]) -> None:
         for delta in deltas:
@@ -267,6 +309,8 @@ class SchedulerActor:
         """The groups' figures added up, and each group's own; what became of their workers."""
         return {
             **figures(self._loops, self._config.policy),
+            "mode": self._config.mode,
+            **({} if self._separation is None else {"transfers": self._separation.figures()}),
             "messages": self._subscribers.messages,
             "not_ready": self._not_ready(),
             "incidents": self.incidents()[1][-MOST_INCIDENTS:],
@@ -305,7 +349,7 @@ class SchedulerActor:
     async def configure(self, policy: str, chunk_size: int) -> EngineInfo:
         """Raises ValueError for an unknown policy."""
         info = self.info()
-        for loop in self._loops:
-            apply_policy(loop.scheduler, self._config, policy, chunk_size, info, self._tuning)
+        for kind, loop in zip(self._kinds, self._loops, strict=True):
+            apply_policy(loop.scheduler, kind.config, policy, chunk_size, info, self._tunings[kind.role])
         self._info = replace(info, policy=policy, chunk_size=chunk_size)
         return self._info

@@ -14,6 +14,7 @@ from cluster.loop import IterationRecord
 from cluster.outlook import TYPICAL_CONTEXT, TYPICAL_STREAMS, outlook
 from cluster.profile import Progress, fitted
 from scheduler.costmodel import OnlineCostModel
+from scheduler.exchange import Role
 from scheduler.gate import Gate
 from scheduler.policies import Policy, make_policy
 from scheduler.policies.slo import SloSettings
@@ -39,6 +40,8 @@ class Tuning:
 
     cost: OnlineCostModel
     promises: PromiseBook
+    decode: OnlineCostModel | None = None
+    """Of the groups that generate, where this is of groups that only compute prompts."""
 
     def predict(self, forwards: tuple[Features, ...]) -> float:
         """Seconds of an iteration, as far as is known now."""
@@ -69,10 +72,18 @@ async def tune(
     return Tuning(cost, promise_book(config, cost))
 
 
-def promise_book(config: EngineConfig, cost: OnlineCostModel) -> PromiseBook:
+def by_role(config: EngineConfig, prefill: Tuning, decode: Tuning) -> dict[Role, Tuning]:
+    """Of measured groups that prefill and that decode: what the prompts of the ones and the streams of the others allow
+    to promise is promised by both."""
+    promises = promise_book(config, decode.cost, prefill.cost)
+    return {"prefill": Tuning(prefill.cost, promises, decode.cost), "decode": Tuning(decode.cost, promises)}
+
+
+def promise_book(config: EngineConfig, cost: OnlineCostModel, prefill: OnlineCostModel | None = None) -> PromiseBook:
     """The operator's numbers where there are any; the rest from what was measured at the start, so that a machine that
-    slows down later does not promise less by itself."""
-    solver = Solver(cost.base, cap=config.max_batched_tokens)
+    slows down later does not promise less by itself. `prefill` is what groups that compute prompts alone cost."""
+    solver = Solver((prefill or cost).base, cap=config.max_batched_tokens)
+    streams = 0 if prefill is not None else TYPICAL_STREAMS
     typical = Features(decodes=TYPICAL_STREAMS, decode_context=TYPICAL_STREAMS * TYPICAL_CONTEXT)
     tpot = config.tpot_ms / 1e3 if config.tpot_ms is not None else TPOT_FACTOR * cost.base.predict(typical)
     tbt = config.tbt_ms / 1e3 if config.tbt_ms is not None else None
@@ -83,8 +94,9 @@ def promise_book(config: EngineConfig, cost: OnlineCostModel) -> PromiseBook:
     def default(prompt_tokens: int) -> Promise:
         if config.ttft_ms is not None:
             return Promise(config.ttft_ms / 1e3, tpot, tbt)
-        load = Load(max(1, prompt_tokens), TYPICAL_STREAMS, TYPICAL_CONTEXT)
-        needed = solver.prefill(load, max(1, solver.largest_chunk(load, tpot)))
+        load = Load(max(1, prompt_tokens), streams, TYPICAL_CONTEXT)
+        chunk = solver.largest_chunk(load, tpot) if streams else min(load.prompt, config.max_batched_tokens)
+        needed = solver.prefill(load, max(1, chunk))
         return Promise(min(max(TTFT_FACTOR * needed, 2 * tpot), LONGEST_PROMISE_S), tpot, tbt)
 
     classes = {
@@ -114,9 +126,13 @@ def longest_iteration(tuning: Tuning) -> float:
 
 def gate_for(config: EngineConfig, policy: str, tuning: Tuning | None) -> Gate | None:
     """Promises are judged at admission where budgets follow from them."""
-    if policy != "slo" or tuning is None:
-        return None
-    return Gate(Solver(tuning.cost, cap=config.max_batched_tokens), config.on_infeasible, tuning.margin)
+    return None if policy != "slo" or tuning is None else forecaster_for(config, tuning)
+
+
+def forecaster_for(config: EngineConfig, tuning: Tuning) -> Gate:
+    cap = config.max_batched_tokens
+    streams = None if tuning.decode is None else Solver(tuning.decode, cap=cap)
+    return Gate(Solver(tuning.cost, cap=cap), config.on_infeasible, tuning.margin, streams)
 
 
 def apply_policy(
@@ -134,4 +150,6 @@ def with_outlook(config: EngineConfig, info: EngineInfo, tuning: Tuning | None) 
     if tuning is None:
         return info
     solver = Solver(tuning.cost.base, cap=config.max_batched_tokens)
-    return replace(info, outlook=outlook(solver, tuning.promises, info.max_model_len, config.max_running))
+    streams = None if tuning.decode is None else Solver(tuning.decode.base, cap=config.max_batched_tokens)
+    found = outlook(solver, tuning.promises, info.max_model_len, config.max_running, streams)
+    return replace(info, outlook=found)

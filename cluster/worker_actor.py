@@ -13,10 +13,16 @@ from cluster.ray_facts import node_address
 from scheduler.codec import decode_plan, encode_result
 from workers.compute_thread import ComputeThread
 from workers.config import WorkerConfig, WorkerDescription
+from workers.kv_link import LinkConfig
+from workers.kv_transfer import SendOrder, SendReport
 from workers.worker import Worker
 
 CONTROL = "control"
 """Concurrency group of the calls that are answered while a plan is being executed."""
+KV = "kv"
+"""That of KV leases and orders: one thread, so that they keep their order. None of them waits for another process."""
+KV_REPORTS = "kv_reports"
+"""That of the one call that waits for what was sent."""
 PARK = b"park"
 """Sent in the place of a plan: wait, without turning, until `wake` is called. No plan begins with this byte."""
 
@@ -76,6 +82,39 @@ class RankActor:
     def ping(self) -> int:
         """The process id, from a rank that answers."""
         return os.getpid()
+
+    # Moving KV (`workers.kv_transfer`).
+
+    @ray.method(concurrency_group=CONTROL)
+    def kv_where(self) -> tuple[str, str]:
+        """Node id and address."""
+        return ray.get_runtime_context().get_node_id(), node_address()
+
+    @ray.method(concurrency_group=KV)
+    def kv_take_from(self, link: LinkConfig) -> int:
+        """Listen for a sending rank. Returns the port."""
+        return self._ready().transfer.take_from(link)
+
+    @ray.method(concurrency_group=CONTROL)
+    def kv_connect(self, link: LinkConfig, port: int) -> None:
+        """Raises LinkError where nobody listens."""
+        self._ready().transfer.connect(link, port)
+
+    @ray.method(concurrency_group=KV)
+    def kv_open(self, lease: int, blocks: tuple[int, ...]) -> None:
+        self._ready().transfer.open(lease, blocks)
+
+    @ray.method(concurrency_group=KV)
+    def kv_send(self, order: SendOrder) -> None:
+        self._ready().transfer.send(order)
+
+    @ray.method(concurrency_group=KV)
+    def kv_close(self, lease: int) -> None:
+        self._ready().transfer.close(lease)
+
+    @ray.method(concurrency_group=KV_REPORTS)
+    def kv_reports(self, timeout_s: float) -> list[SendReport]:
+        return self._ready().transfer.reports(timeout_s)
 
     def _ready(self) -> Worker:
         if self._worker is None:

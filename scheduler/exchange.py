@@ -34,6 +34,7 @@ class Place:
     slot: int
     blocks: BlockTable
     shared: int
+    given_up: bool = False
 
 
 class Exchange:
@@ -73,11 +74,22 @@ class Exchange:
             sequence.final_length = len(sequence.request.prompt) + sequence.request.max_tokens
         return self.role == "prefill"
 
-    def may_enter(self) -> bool:
-        """Whether another prompt may begin: always, but where too many already wait for room in another group."""
-        if self.role != "prefill":
-            return True
-        unplaced = [s for s in (*self._residents.line, *self.held) if s.request_id not in self.placed]
+    def next_to_enter(self) -> Sequence | None:
+        """The oldest that waits; but where too many already wait for room in another group, of those alone that need
+        none."""
+        if not self._waiting:
+            return None
+        if self.role != "prefill" or self._takes_prompts:
+            return self._waiting[0]
+        return next((sequence for sequence in self._waiting if not sequence.goes_on), None)
+
+    @property
+    def _takes_prompts(self) -> bool:
+        unplaced = [
+            sequence
+            for sequence in (*self._residents.line, *self.held)
+            if sequence.request_id not in self.placed and sequence.goes_on
+        ]
         return not unplaced or sum(len(s.blocks) for s in unplaced) < MOST_HELD * self._pool.total
 
     def hold(self, sequence: Sequence) -> None:
@@ -141,6 +153,7 @@ class Exchange:
     def give_up(self, place: Place) -> None:
         """The slot is free at once, and the blocks once no lease is on them."""
         if place in self._places:
+            place.given_up = True
             self._places.remove(place)
             self._residents.free_place(place.slot, place.blocks)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from scheduler.errors import RequestRefused
 from scheduler.request import Sequence
@@ -31,6 +31,8 @@ class Queue:
     free_blocks: int
     blocks_for: Callable[[int], int]
     cached_tokens: int = 0
+    elsewhere: Seq[Sequence] | None = None
+    """The streams of the group that will generate, where that is another one: here are prompts alone then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,28 @@ class Forecast:
     tpot_s: float
 
 
+class Expected(NamedTuple):
+    """What a newcomer would find with a group: seconds to its first token (None where nobody can tell), prompt tokens
+    to be computed until then at the most, its own included, and sequences there. The least is the best."""
+
+    ttft_s: float | None
+    tokens: int
+    sequences: int
+
+
 class Gate:
     """Asks the solver. `margin` is what budgets allow for as it is now: it makes chunks smaller. Iterations then take
     what is predicted on the average, and a first token waits for many of them."""
 
-    def __init__(self, solver: Solver, on_infeasible: OnInfeasible, margin: Callable[[], float] = lambda: 1.0) -> None:
-        self._solver = solver
+    def __init__(
+        self,
+        solver: Solver,
+        on_infeasible: OnInfeasible,
+        margin: Callable[[], float] = lambda: 1.0,
+        streams: Solver | None = None,
+    ) -> None:
+        """`streams`: of the groups that generate, where those are others than compute prompts."""
+        self._solver, self._streams = solver, streams or solver
         self._on_infeasible = on_infeasible
         self._margin = margin
 
@@ -90,13 +108,15 @@ class Gate:
         under_way = (whole if prompts else step) / 2 if queue.running else 0.0
         wait = self._wait(newcomer, queue, step)
         age = now - newcomer.arrival
-        sharers = len(queue.running) + 1
-        shared = Load(1, sharers, _mean([s.length for s in (*queue.running, newcomer)]))
-        return Forecast(age + max(wait, under_way) + iterations * whole, wait, self._solver.step(shared))
+        sharing = [*(queue.running if queue.elsewhere is None else queue.elsewhere), newcomer]
+        shared = Load(1, len(sharing), _mean([s.length for s in sharing]))
+        return Forecast(age + max(wait, under_way) + iterations * whole, wait, self._streams.step(shared))
 
     def _wait(self, newcomer: Sequence, queue: Queue, step: float) -> float:
         """Seconds until enough streams have ended for those who wait and the newcomer to have a slot and blocks, if all
         of them generate what they may: a stop token comes sooner, so that this is the most."""
+        if queue.elsewhere is not None:
+            return 0.0  # nobody stays: what has to end is the prompts ahead, which are counted
         slots = len(queue.waiting) + 1 - queue.free_slots
         blocks = sum(queue.blocks_for(s.length) for s in (*queue.waiting, newcomer)) - queue.free_blocks
         steps = 0

@@ -109,8 +109,9 @@ class _Move:
 
     @property
     def over(self) -> bool:
-        """Its sequence ended, or starts over."""
-        return self.sequence.phase not in (Phase.RUNNING, Phase.HELD) or self.sequence.preemptions != self.place.life
+        """Its sequence ended, or starts over, or there is no room for it any more."""
+        starts_over = self.sequence.preemptions != self.place.life
+        return starts_over or self.place.given_up or self.sequence.phase not in (Phase.RUNNING, Phase.HELD)
 
 
 @dataclass(slots=True)
@@ -295,7 +296,7 @@ class Handoffs:
             (sequence, group)
             for group, scheduler in prefill.items()
             for sequence in (*scheduler.running, *scheduler.exchange.held)
-            if sequence.request_id not in self._moves and _goes_on(sequence)
+            if sequence.request_id not in self._moves and sequence.goes_on
         ]
         for sequence, source in sorted(wanting, key=lambda found: found[0].order):
             failures = self._failures.get(sequence.request_id)
@@ -391,9 +392,3 @@ class Handoffs:
             self._orders.append(Close(group, lease))
         else:
             self.groups[group].exchange.end_lease(lease)
-
-
-def _goes_on(sequence: Sequence) -> bool:
-    """Whether there is anything to generate after its next token (or, for one that is held, at all)."""
-    next_token = sequence.phase is not Phase.HELD
-    return len(sequence.tokens) + next_token < len(sequence.request.prompt) + sequence.request.max_tokens

@@ -147,6 +147,13 @@ class Sequence:
         """Tokens still to be computed, and those that may still be generated."""
         return self.length - self.computed + self.request.max_tokens - self.generated
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether anything is to be generated after the token that comes next (or, of one that is held, after what it
+        has)."""
+        comes = self.phase is not Phase.HELD
+        return len(self.tokens) + comes < len(self.request.prompt) + self.request.max_tokens
+
     def next_token_due(self) -> float:
         """When the next token that can be scheduled is due, in the scheduler's clock.
 

@@ -9,7 +9,8 @@ given away in the same or the next plan. Several plans may be under way at once:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from typing import Any
 
 from scheduler.admission import check_request
@@ -19,7 +20,7 @@ from scheduler.budget import Batch
 from scheduler.config import SchedulerConfig
 from scheduler.errors import RequestRefused
 from scheduler.exchange import Exchange, Role
-from scheduler.gate import Gate, Queue
+from scheduler.gate import Expected, Gate, Queue
 from scheduler.ledger import Ledger
 from scheduler.line import Line
 from scheduler.losses import MOST_LOSSES, suspects
@@ -73,6 +74,10 @@ class Scheduler:
         self._tally = Tally()
         self.promises = PromiseBook()
         self.gate: Gate | None = None
+        self.forecaster: Gate | None = None
+        """Who can tell a newcomer's time to first token, whether promises are judged by it or not."""
+        self.streams_elsewhere: Callable[[], Seq[Sequence]] | None = None
+        """The streams that a newcomer will share iterations with, where those run in another group."""
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -96,32 +101,49 @@ class Scheduler:
         check_request(request, self.config.limits)
         if not again:
             check_queue(request, self._waiting, self.config)
-        sequence = Sequence(
-            request=request,
-            arrival=now - request.age_s,
-            order=next(self._orders),
-            tokens=[*request.prompt, *request.produced],
-            promise=self._promise(request),
-        )
-        sequence.slo_class = request.slo_class or (DEFAULT_CLASS if request.promise is None else CUSTOM_CLASS)
+        sequence = self.newcomer(request, now)
+        sequence.order = next(self._orders)
         if self.gate is not None and not (again or request.produced):
             self._pass_gate(sequence, now)
         self.exchange.bound(sequence)
         self._sequences[request.request_id] = sequence
         self._waiting.join(sequence)
 
-    def _pass_gate(self, sequence: Sequence, now: float) -> None:
-        """Raises RequestRefused for a promise that cannot be kept, where those are rejected."""
-        assert self.gate is not None  # asked before
-        queue = Queue(
+    def newcomer(self, request: Request, now: float) -> Sequence:
+        """What `add` makes of a request. Raises RequestRefused for a class of service that is not known."""
+        sequence = Sequence(
+            request=request,
+            arrival=now - request.age_s,
+            order=-1,
+            tokens=[*request.prompt, *request.produced],
+            promise=self._promise(request),
+        )
+        sequence.slo_class = request.slo_class or (DEFAULT_CLASS if request.promise is None else CUSTOM_CLASS)
+        return sequence
+
+    def expected(self, newcomer: Sequence, now: float) -> Expected:
+        """What a newcomer would find here."""
+        queue = self._queue(newcomer)
+        ttft = None if self.forecaster is None else self.forecaster.forecast(newcomer, queue, now).ttft_s
+        own = newcomer.length - queue.cached_tokens
+        return Expected(ttft, self.tokens_to_compute + own, len(self._running) + len(self._waiting))
+
+    def _queue(self, newcomer: Sequence) -> Queue:
+        streams = self.streams_elsewhere
+        return Queue(
             self._running,
             self._waiting,
             self._residents.free_slots,
             self.pool.available,
             self.pool.blocks_for,
-            len(self.prefixes.found(sequence)) * self.pool.block_size,
+            len(self.prefixes.found(newcomer)) * self.pool.block_size,
+            None if streams is None else streams(),
         )
-        grant = self.gate.judge(sequence, queue, now)
+
+    def _pass_gate(self, sequence: Sequence, now: float) -> None:
+        """Raises RequestRefused for a promise that cannot be kept, where those are rejected."""
+        assert self.gate is not None  # asked before
+        grant = self.gate.judge(sequence, self._queue(sequence), now)
         if grant is not None:
             sequence.promise = grant.promise
             if grant.best_effort:
@@ -150,6 +172,11 @@ class Scheduler:
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._end(sequence, finish, reason)
+
+    def end_all(self, reason: str) -> None:
+        """End every request with an error, on workers that are there."""
+        for sequence in list(self._sequences.values()):
+            self._end(sequence, Finish.ERROR, reason)
 
     def sequence(self, request_id: str) -> Sequence | None:
         return self._sequences.get(request_id)
@@ -297,13 +324,9 @@ class Scheduler:
 
     def _admit_waiting(self) -> None:
         """First come, first served: nobody overtakes a request that does not fit yet, so that none starves."""
-        while (
-            self._waiting
-            and self._waiting[0].pending == 0
-            and self.exchange.may_enter()
-            and self._residents.enter(self._waiting[0])
-        ):
-            sequence = self._waiting[0]
+        while (sequence := self.exchange.next_to_enter()) is not None:
+            if sequence.pending > 0 or not self._residents.enter(sequence):
+                return
             self._waiting.leave(sequence)
             sequence.phase, sequence.chunk_at = Phase.RUNNING, self._iteration
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cluster.assembly import Common, make_scheduler
 from cluster.config import EngineConfig
 from cluster.loop import IterationLoop, IterationRecord
-from cluster.routing import least_loaded
+from cluster.routing import choose
 from cluster.simulated.executor import SimulatedExecutor, until
 from cluster.simulated.machine import Machine
 from cluster.simulated.prompts import prompt_tokens
@@ -197,14 +197,14 @@ class SimulatedCluster:
         self._came = asyncio.Event()
 
     def submit(self, planned: PlannedRequest) -> asyncio.Event | None:
-        """Give a request to the group with the fewest outstanding tokens. Returns what its end sets; None: refused."""
+        """Give a request to the group with the smallest predicted TTFT. Returns what its end sets; None: refused."""
         number, now = len(self._requests), self._virtual.time()
         prompt = prompt_tokens(planned, number, self._machine.info.vocab_size)
         request = Request(str(number), prompt, planned.output_tokens)
         seen = SeenRequest(planned, now, len(prompt), self._tuning.promises.promise(len(prompt)))
         self._requests.append(seen)
         try:
-            least_loaded(self._entries).add(request)
+            choose(self._entries, request, now).add(request)
         except RequestRefused as refused:
             seen.refused = refused.code
             self._note_miss(seen)

@@ -15,6 +15,7 @@ import typer
 from deploy.errors import CommandError
 
 if TYPE_CHECKING:
+    from cluster.engine import EngineInfo
     from deploy.api.keys import Key
     from deploy.running import Server
 
@@ -143,7 +144,7 @@ def describe(server: Server) -> str:
     lines = {
         "model": f"{info.served_model_name} ({info.model_dir})",
         "runs on": f"{info.device}, {info.dtype}{kv_dtype}, {info.attention} attention",
-        "workers": f"{info.groups} x {info.tp}, plans by {info.transport}",
+        "workers": f"{_groups(info)}, plans by {info.transport}",
         "policy": f"{info.policy}{chunk}",
         "KV pool": describe_pool(info.num_blocks, info.block_size, info.max_model_len),
         "memory": f"{size(info.iteration_bytes)} beside weights and KV for a group's largest iteration",
@@ -152,3 +153,10 @@ def describe(server: Server) -> str:
         "ready": f"{server.address.url}/v1",
     }
     return "\n".join(f"{name:<8} {text}" for name, text in lines.items())
+
+
+def _groups(info: EngineInfo) -> str:
+    if info.mode == "colocated":
+        return f"{info.groups} x {info.tp}"
+    prefill, decode = f"{info.prefill_groups} x {info.prefill_tp}", f"{info.decode_groups} x {info.decode_tp}"
+    return f"{prefill} for prompts, {decode} for streams"

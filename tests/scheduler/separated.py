@@ -141,6 +141,7 @@ class World:
             side.scheduler.requeue_all()
         else:
             side.scheduler.requeue_all()
+            self.settle()
             self.handoffs.lost(group)
         self.settle()
 

@@ -1,0 +1,34 @@
+"""Which worker groups an engine has, and what each of them is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.config import EngineConfig
+from scheduler.exchange import Role
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKind:
+    """A group's role, and the configuration with that role's tensor-parallel degree and policy."""
+
+    role: Role
+    config: EngineConfig
+
+
+def measured_as(config: EngineConfig, kinds: list[GroupKind]) -> EngineConfig:
+    """That of a group to be measured: where one of the policies needs it, groups of all kinds are."""
+    by_promises = any(kind.config.policy == "slo" for kind in kinds)
+    return config.model_copy(update={"policy": "slo"}) if by_promises else config
+
+
+def group_kinds(config: EngineConfig) -> list[GroupKind]:
+    """Of every group, in the order of their numbers: those that prefill before those that decode."""
+    if not config.separated:
+        return [GroupKind("both", config)] * config.groups
+    prefill = {"tp": config.prefill_tp or config.tp, "policy": config.prefill_policy or config.policy}
+    decode = {"tp": config.decode_tp or config.tp}
+    return [
+        *[GroupKind("prefill", config.model_copy(update=prefill))] * config.prefill_groups,
+        *[GroupKind("decode", config.model_copy(update=decode))] * config.decode_groups,
+    ]

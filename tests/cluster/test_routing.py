@@ -1,0 +1,94 @@
+"""Which group takes a request: the least predicted TTFT, with what each group holds of the prompt already."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from cluster.assembly import Common
+from cluster.routing import choose, choose_again, takers
+from scheduler.costmodel import Coefficients, OnlineCostModel
+from scheduler.exchange import Role
+from scheduler.gate import Gate
+from scheduler.policies import make_policy
+from scheduler.request import Request
+from scheduler.scheduler import Scheduler, SchedulerConfig
+from scheduler.solver import Solver
+from tests.scheduler.world import VOCAB, Run
+
+CONFIG = SchedulerConfig(num_blocks=400, block_size=4, max_model_len=1000, vocab_size=VOCAB, max_running=8)
+COST = OnlineCostModel(Coefficients(0.002, 0.04, 0.0025, 1e-6, 1e-7, 1e-4, 2.0))
+
+
+def group(common: Common, *, forecasts: bool = True, role: Role = "both") -> Any:
+    policy = make_policy("chunked", chunk_size=32)
+    scheduler = Scheduler(CONFIG, policy, common.prefix_key, role=role, orders=common.orders)
+    if forecasts:
+        scheduler.forecaster = Gate(Solver(COST), "best-effort")
+    return SimpleNamespace(scheduler=scheduler, failure=None, lost=None)
+
+
+def groups(count: int, **options: Any) -> list[Any]:
+    common = Common()
+    return [group(common, **options) for _ in range(count)]
+
+
+def request(name: str, length: int, salt: int = 0, max_tokens: int = 4) -> Request:
+    return Request(name, tuple((7 * i + salt) % VOCAB for i in range(length)), max_tokens)
+
+
+def serve(loop: Any, asked: Request) -> None:
+    loop.scheduler.add(asked, 0.0)
+    Run.of(loop.scheduler).drain()
+
+
+def test_the_shorter_queue_of_prompts_is_taken_whether_times_are_known_or_not() -> None:
+    for forecasts in (True, False):
+        busy, idle = groups(2, forecasts=forecasts)
+        busy.scheduler.add(request("long", 600), 0.0)
+        assert choose([busy, idle], request("r", 20, salt=5), 0.0) is idle
+        assert choose([idle, busy], request("r", 20, salt=5), 0.0) is idle
+        idle.scheduler.add(request("longer", 900, salt=3), 0.0)
+        assert choose([busy, idle], request("r", 20, salt=5), 0.0) is busy
+
+
+def test_equal_groups_take_turns() -> None:
+    loops = groups(3)
+    taken = []
+    for number in range(6):
+        loop = choose(loops, request(f"r{number}", 40, salt=number), 0.0)
+        loop.scheduler.add(request(f"r{number}", 40, salt=number), 0.0)
+        taken.append(loops.index(loop))
+    assert sorted(taken) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_prompt_goes_where_its_beginning_is_until_the_wait_there_is_longer() -> None:
+    first, second = groups(2)
+    serve(second, request("before", 400))
+    assert choose([first, second], request("r", 410), 0.0) is second
+    second.scheduler.add(request("other", 300, salt=1), 0.0)
+    assert choose([first, second], request("r", 410), 0.0) is second, "computing 410 tokens takes longer than 310"
+    second.scheduler.add(request("another", 900, salt=2), 0.0)
+    assert choose([first, second], request("r", 410), 0.0) is first
+
+
+def test_a_sequence_that_starts_over_is_placed_alike() -> None:
+    busy, idle = groups(2, role="prefill")
+    busy.scheduler.add(request("long", 600), 0.0)
+    again = busy.scheduler.newcomer(request("r", 50, salt=9), 0.0)
+    assert choose_again(again, {4: busy.scheduler, 7: idle.scheduler}, 0.0) == 7
+    assert choose_again(again, {4: busy.scheduler}, 0.0) == 4
+
+
+def test_who_may_be_given_requests() -> None:
+    common = Common()
+    prefill, other, decode = (group(common, role=role) for role in ("prefill", "prefill", "decode"))
+    assert takers([prefill, other, decode]) == [prefill, other]
+    prefill.lost = "rank 0 died"
+    assert takers([prefill, other, decode]) == [other]
+    other.lost = "rank 0 died"
+    assert takers([prefill, other, decode]) == [prefill, other], "they wait for new workers"
+    prefill.failure = "given up"
+    assert takers([prefill, other, decode]) == [other]
+    decode.failure = "given up"
+    assert takers([prefill, other, decode]) == [], "nobody would go on"
