@@ -181,7 +181,9 @@ class Carrier:
     async def _linked(self, pair: Pair) -> list[tuple[str, ...]]:
         source, target = (self._groups[group] for group in pair)
         senders, takers = source.ranks, target.ranks
-        nodes = [await asyncio.gather(*(rank.kv_where.remote() for rank in ranks)) for ranks in (senders, takers)]
+        nodes: list[list[tuple[str, str]]] = [
+            await asyncio.gather(*(rank.kv_where.remote() for rank in ranks)) for ranks in (senders, takers)
+        ]
         heads = sum(rank.kv_heads for rank in source.descriptions)
         generation = next(self._generations)
         names: list[list[str]] = [[] for _ in senders]

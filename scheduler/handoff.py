@@ -103,6 +103,8 @@ class _Move:
     """So many of its blocks are on the other side."""
     opened: bool = False
     sending: Send | None = None
+    early: bool = False
+    """Whether what is being sent went while the prompt was still being computed."""
     bytes: int = 0
     early_bytes: int = 0
     send_s: float = 0.0
@@ -219,7 +221,7 @@ class Handoffs:
         move.there = order.first + len(order.blocks)
         move.bytes += count
         move.send_s += seconds
-        if move.sequence.phase is Phase.RUNNING:
+        if move.early:
             move.early_bytes += count
 
     def closed(self, group: int, lease: int) -> None:
@@ -345,6 +347,7 @@ class Handoffs:
         number = next(self._numbers)
         self.groups[move.source].exchange.lease(number, blocks)
         move.sending = Send(move.source, number, blocks, move.target, move.lease, move.there)
+        move.early = move.sequence.phase is Phase.RUNNING
         self._sending[number] = move
         self._orders.append(move.sending)
 
