@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.loop import IterationLoop
+from cluster.routing import takers
 
 _ADDED = (
     "running",
@@ -21,11 +22,13 @@ _ADDED = (
 
 def figures(loops: Sequence[IterationLoop], policy: str) -> dict[str, Any]:
     """`Scheduler.stats` of each loop, and added up; `policy` where there is none yet. `failures` are the reasons of
-    those that have given up, `rebuilding` of those that wait for new workers."""
+    those that have given up, `rebuilding` of those that wait for new workers; `given_up` is why no request can be served
+    any more, or empty."""
     groups = [loop.scheduler.stats() for loop in loops]
     return {
         "policy": loops[0].scheduler.policy.name if loops else policy,
         **{name: sum(group[name] for group in groups) for name in _ADDED},
+        "given_up": "" if takers(loops) else next((loop.failure for loop in loops if loop.failure is not None), ""),
         "failures": [loop.failure for loop in loops if loop.failure is not None],
         "rebuilding": [loop.lost for loop in loops if loop.lost is not None],
         "groups": groups,

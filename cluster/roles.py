@@ -16,12 +16,6 @@ class GroupKind:
     config: EngineConfig
 
 
-def measured_as(config: EngineConfig, kinds: list[GroupKind]) -> EngineConfig:
-    """That of a group to be measured: where one of the policies needs it, groups of all kinds are."""
-    by_promises = any(kind.config.policy == "slo" for kind in kinds)
-    return config.model_copy(update={"policy": "slo"}) if by_promises else config
-
-
 def group_kinds(config: EngineConfig) -> list[GroupKind]:
     """Of every group, in the order of their numbers: those that prefill before those that decode."""
     if not config.separated:

@@ -23,13 +23,14 @@ from cluster.config import EngineConfig
 from cluster.engine import EngineInfo, EngineUnavailable
 from cluster.instruments import Instruments
 from cluster.loop import IterationLoop
+from cluster.measuring import measure
 from cluster.placement import group_name
 from cluster.rebuild import LastingGroup, lasting_group
-from cluster.roles import group_kinds, measured_as
+from cluster.roles import group_kinds
 from cluster.routing import choose, takers
 from cluster.separation import SeparatedGroup, Separation
 from cluster.subscribers import Subscribers
-from cluster.tuning import Tuning, apply_policy, by_role, tune, with_outlook
+from cluster.tuning import Tuning, apply_policy, with_outlook
 from scheduler.codec import decode_requests, encode_deltas
 from scheduler.errors import RequestRefused
 from scheduler.exchange import Role
@@ -84,11 +85,12 @@ class SchedulerActor:
         assert self._starting is not None  # asked before
         if not self._starting.done():
             return False
-        return self._starting.exception() is not None or all(loop.failure is not None for loop in self._loops)
+        return self._starting.exception() is not None or not takers(self._loops)
 
     async def _start(self, model_dir: str, before: EngineInfo | None) -> EngineInfo:
         await self.close()
         self._groups, self._loops, self._tasks = [], [], []
+        self._separation = None
         self._progress = "starting"
         config, self._info = self._config, before
         if before is not None:
@@ -143,7 +145,7 @@ class SchedulerActor:
 
     def promises(self, prompt_tokens: list[int]) -> list[Promise | None]:
         """What is promised by default to prompts of these lengths; None where the workers were not measured."""
-        tuning = self._tuning
+        tuning = self._tunings.get(self._kinds[0].role)
         return [None if tuning is None else tuning.promises.promise(tokens) for tokens in prompt_tokens]
 
     def pid(self) -> int:
@@ -162,23 +164,12 @@ class SchedulerActor:
         return say
 
     async def _tune(self, trusted: bool) -> None:
-        """Measure one group of each role; all of a role are alike, and those of another one may be as well."""
         assert self._info is not None  # known before anything is measured
 
         def progress(done: int, of: int) -> None:
             self._progress = f"measuring iterations ({100 * done // of} %)"
 
-        measured: dict[int, Tuning | None] = {}
-        for kind, group in zip(self._kinds, self._groups, strict=True):
-            degree = kind.config.tp
-            if degree not in measured:
-                info = replace(self._info, tp=degree, num_blocks=group.num_blocks)
-                config = measured_as(kind.config, self._kinds)
-                measured[degree] = await tune(config, info, group, time.monotonic, progress, trusted)
-            self._tunings[kind.role] = measured[degree]
-        prefill, decode = self._tunings.get("prefill"), self._tunings.get("decode")
-        if prefill is not None and decode is not None:
-            self._tunings |= by_role(self._config, prefill, decode)
+        self._tunings = await measure(self._config, self._info, self._kinds, self._groups, progress, trusted)
         self._info = with_outlook(self._config, self._info, self._tunings[self._kinds[0].role])
 
     def _make_loops(self, instruments: Instruments) -> None:

@@ -172,6 +172,5 @@ async def _check_standing(cluster: AsyncCluster) -> None:
     if cluster.away is not None:
         return
     stats = await cluster.stats()
-    failures = stats.get("failures", [])
-    if failures and len(failures) == len(stats.get("groups", failures)):
-        raise EngineUnavailable(failures[0])
+    if stats["given_up"]:
+        raise EngineUnavailable(stats["given_up"])
