@@ -22,8 +22,8 @@ _ADDED = (
 
 def figures(loops: Sequence[IterationLoop], policy: str) -> dict[str, Any]:
     """`Scheduler.stats` of each loop, and added up; `policy` where there is none yet. `failures` are the reasons of
-    those that have given up, `rebuilding` of those that wait for new workers; `given_up` is why no request can be served
-    any more, or empty."""
+    those that have given up, `rebuilding` of those that wait for new workers; `given_up` is why no request can be
+    served any more, or empty."""
     groups = [loop.scheduler.stats() for loop in loops]
     return {
         "policy": loops[0].scheduler.policy.name if loops else policy,
