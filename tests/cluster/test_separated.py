@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ async def test_the_tokens_of_one_process_and_what_is_told_of_the_transfers(tiny_
 
 
 async def test_aborts_at_every_stage_free_both_sides(tiny_model_dir: Path) -> None:
-    async with separated(tiny_model_dir, prefill_groups=2, decode_groups=2) as cluster:
+    async with separated(tiny_model_dir) as cluster:
         for number, tokens in enumerate((0, 1, 2, 5)):
             name = f"a{number}"
             stream = cluster.generate(request(name, prompt=LONG * 5, max_tokens=200))
@@ -136,25 +137,29 @@ async def test_without_room_to_decode_prompts_wait_and_none_is_lost(tiny_model_d
         assert stats["groups"][0]["preemptions"] == 0
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_killed_group_loses_no_request(tiny_model_dir: Path, role: str) -> None:
+async def test_killed_groups_lose_no_request(tiny_model_dir: Path) -> None:
+    """Mid-transfer, first one that decodes, then the one that prefills."""
     requests = [request(f"r{i}", prompt=(LONG[i:] + LONG[:i]) * 3, max_tokens=60) for i in range(6)]
     wanted = await alone(tiny_model_dir, requests)
-    async with separated(tiny_model_dir, num_blocks=300, prefill_groups=1, decode_groups=2) as cluster:
-        streams = [asyncio.create_task(collect(cluster, each)) for each in requests]
-        victim = 0 if role == "prefill" else 1
-        await when(cluster, lambda stats: stats["groups"][1]["running"] + stats["groups"][1]["arriving"] > 1)
-        pids = await cluster.scheduler.pids.remote()
-        os.kill(pids[victim][0], signal.SIGKILL)
-        got = await asyncio.wait_for(asyncio.gather(*streams), 120)
-        assert [tokens for tokens, _ in got] == wanted
-        assert all(last.finish is Finish.LENGTH for _, last in got)
-        stats = await when(cluster, lambda stats: nothing_held(stats) and not stats["rebuilding"])
-        assert stats["worker_losses"] == 1
+    async with separated(tiny_model_dir, num_blocks=300, decode_groups=2) as cluster:
+        for losses, victim in ((1, 1), (2, 0)):
+            again = [
+                replace(each, request_id=f"{each.request_id}/{victim}", cache_salt=str(victim)) for each in requests
+            ]
+            streams = [asyncio.create_task(collect(cluster, each)) for each in again]
+            await when(cluster, lambda stats: stats["groups"][1]["running"] + stats["groups"][1]["arriving"] > 1)
+            pids = await cluster.scheduler.pids.remote()
+            os.kill(pids[victim][0], signal.SIGKILL)
+            got = await asyncio.wait_for(asyncio.gather(*streams), 120)
+            assert [tokens for tokens, _ in got] == wanted
+            assert all(last.finish is Finish.LENGTH for _, last in got)
+            stats = await when(cluster, lambda stats: nothing_held(stats) and not stats["rebuilding"])
+            assert stats["worker_losses"] == losses
         after = await collect(cluster, request("after"))
         assert after[0] == reference_tokens(tiny_model_dir, LONG, 20)
 
 
+@pytest.mark.slow
 async def test_slo_on_both_sides_promises_by_role(tiny_model_dir: Path) -> None:
     async with separated(tiny_model_dir, policy="slo", profile_seconds=1.0) as cluster:
         outlook = cluster.info.outlook
