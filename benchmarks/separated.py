@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import logging
 import time
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -25,7 +26,7 @@ LEAD, OUTPUT = 24, 400
 
 async def stream(cluster: AsyncCluster, name: str, prompt: int, tokens: int, seen: list[float]) -> None:
     """`seen` gets the times of its tokens."""
-    ids = tuple(2 + (37 * i + 11 * len(name)) % 40_000 for i in range(prompt))
+    ids = tuple(2 + (37 * i + 101 * sum(map(ord, name))) % 40_000 for i in range(prompt))
     request = Request(name, ids, tokens, SamplingParams(temperature=0.0))
     async for delta in cluster.generate(request):
         seen += [time.perf_counter()] * len(delta.tokens)
@@ -37,14 +38,14 @@ async def run(config: EngineConfig, prompt: int, streams: int) -> dict[str, Any]
         await stream(cluster, "warm", 300, 8, [])
         times: list[list[float]] = [[] for _ in range(streams)]
         tasks = [asyncio.create_task(stream(cluster, f"s{i}", 64, OUTPUT, seen)) for i, seen in enumerate(times)]
-        while min(map(len, times)) < LEAD:
+        while min(map(len, times)) < LEAD:  # noqa: ASYNC110 - tokens come in many tasks
             await asyncio.sleep(0.01)
         asked, long = time.perf_counter(), list[float]()
         await stream(cluster, "long", prompt, 16, long)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        gaps = [b - a for seen in times for a, b in zip(seen, seen[1:], strict=False) if asked < b < long[0]]
+        gaps = [b - a for seen in times for a, b in pairwise(seen) if asked < b < long[0]]
         entries = await cluster.iterations(-1, 4096)
         moved = [each for entry in entries for each in entry.get("transfers", ()) if each["request"] == "long"]
     finally:
