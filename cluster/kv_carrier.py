@@ -64,7 +64,6 @@ class Carrier:
     ) -> None:
         self._groups, self._handoffs, self._settled, self._suspect = groups, handoffs, settled, suspect
         self._links: dict[Pair, asyncio.Future[list[tuple[str, ...]]]] = {}
-        self._generations = itertools.count()
         self._sending: dict[int, _Sending] = {}
         self._listening: dict[int, list[asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -185,14 +184,13 @@ class Carrier:
             await asyncio.gather(*(rank.kv_where.remote() for rank in ranks)) for ranks in (senders, takers)
         ]
         heads = sum(rank.kv_heads for rank in source.descriptions)
-        generation = next(self._generations)
         names: list[list[str]] = [[] for _ in senders]
         for s, t, part in overlaps(heads, len(senders), len(takers)):
             (here, own), (there, address) = nodes[0][s], nodes[1][t]
             one_host = here == there
             on_cuda = all(g.descriptions[r].device.startswith("cuda") for g, r in ((source, s), (target, t)))
             config = LinkConfig(
-                name=f"{pair[0]}.{s}-{pair[1]}.{t}/{generation}",
+                name=f"{pair[0]}.{s}-{pair[1]}.{t}",
                 heads=part,
                 address="127.0.0.1" if one_host else address,
                 own_address="127.0.0.1" if one_host else own,
