@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from ray.exceptions import RayError
+from torch import Tensor
 
 from cluster.assembly import Common, engine_info, make_scheduler, worker_config
 from cluster.config import EngineConfig
@@ -27,6 +28,7 @@ from scheduler.request import Delta, Finish, Request
 from scheduler.sampling import SamplingParams
 from tests.workers.driver import reference_tokens
 from workers.config import WorkerDescription
+from workers.kv_link import Header, Link, LinkError
 from workers.worker import Worker
 
 LONG = tuple(2 + (7 * i) % 500 for i in range(150))  # without the pad token, which transformers leaves out
@@ -253,3 +255,30 @@ async def test_little_room_to_decode(tiny_model_dir: Path) -> None:
         await asyncio.wait_for(e.loops[0].heartbeat(), 20)
         for i, (tokens, _) in enumerate(await asyncio.wait_for(asyncio.gather(*streams), 60)):
             assert tokens == reference_tokens(tiny_model_dir, turned(i), 40)
+
+
+@pytest.mark.parametrize("breaks", [1, 1000])
+async def test_a_link_that_breaks_is_made_again(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, breaks: int
+) -> None:
+    """And where it always does, its request alone ends, with the reason."""
+    send, left = Link.send, [breaks]
+
+    def fragile(link: Link, header: Header, content: Tensor) -> bool:
+        if left[0] > 0:
+            left[0] -= 1
+            raise LinkError("cable cut")
+        return send(link, header, content)
+
+    monkeypatch.setattr(Link, "send", fragile)
+    async with engine(tiny_model_dir) as e:
+        tokens, last = await asyncio.wait_for(e.collect(request("r")), 30)
+        if breaks == 1:
+            assert tokens == reference_tokens(tiny_model_dir, LONG, 20)
+        else:
+            assert last.finish is Finish.ERROR
+            assert "cable cut" in (last.reason or "")
+            left[0] = 0
+            assert (await e.collect(request("next")))[0] == reference_tokens(tiny_model_dir, LONG, 20)
+        one, _ = await e.collect(request("one", max_tokens=1))
+        assert one == reference_tokens(tiny_model_dir, LONG, 20)[:1]
