@@ -125,6 +125,7 @@ async def test_aborts_at_every_stage_free_both_sides(tiny_model_dir: Path) -> No
         assert last.finish is Finish.LENGTH
 
 
+@pytest.mark.slow
 async def test_without_room_to_decode_prompts_wait_and_none_is_lost(tiny_model_dir: Path) -> None:
     requests = some(8)
     wanted = await alone(tiny_model_dir, requests)
