@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from cluster.config import EngineConfig
 from cluster.simulated.capacity import Capacity, Criterion, capacity
@@ -85,7 +84,7 @@ def arriving(pairs: Sequence[Pair], rate: float, duration: float, seed: int) -> 
 
 
 def engine(model: str, policy: str, **more: Any) -> EngineConfig:
-    return EngineConfig(model=model, policy=policy, **{"max_running": RUNNING, **more})
+    return EngineConfig(**{"model": model, "policy": policy, "max_running": RUNNING, **more})
 
 
 def machine_of(config: EngineConfig, shape: ModelShape | None = None, cost: CostModel | None = None) -> Machine:
@@ -122,7 +121,7 @@ def with_ratios(rows: list[Row], base: str) -> list[Row]:
 class ApartPolicy(YoungestVictim):
     """Chunks as `chunked` has them and all decodes, but in two forwards: chunking without hybrid batches."""
 
-    name = "apart"
+    name: ClassVar[str] = "apart"
 
     def __init__(self, chunk_size: int) -> None:
         self._budget = StaticBudget(chunk_size)
@@ -137,9 +136,8 @@ WHOLE_PROMPTS = 8192
 """A chunk that holds any prompt of the load: hybrid batches without chunking."""
 
 
-def ablation(options: Options) -> list[Row]:
+def ablation(options: Options) -> Iterator[Row]:
     """Yi-34B on two A100, ShareGPT's lengths at 1 request/s."""
-    rows = []
     ways = [("hybrid only", WHOLE_PROMPTS)]
     ways += [(way, chunk) for chunk in (512, 1024) for way in ("chunking only", "both")]
     for way, chunk in ways:
@@ -150,8 +148,7 @@ def ablation(options: Options) -> list[Row]:
         ]
         first = [_median_ttft(run) for run in runs]
         gaps = [run.gap_quantile(0.99) for run in runs]
-        rows.append({"way": way, "chunk": chunk, "P50 TTFT s": _mean(first), "P99 TBT s": _mean(gaps)})
-    return rows
+        yield {"way": way, "chunk": chunk, "P50 TTFT s": _mean(first), "P99 TBT s": _mean(gaps)}
 
 
 def _ablated(config: EngineConfig, way: str, load: OpenLoop) -> Simulation:
@@ -172,9 +169,8 @@ def _mean(values: Iterable[float]) -> float:
     return round(statistics.fmean(values), 3)
 
 
-def capacities(options: Options) -> list[Row]:
+def capacities(options: Options) -> Iterator[Row]:
     """P99 TBT within 5 and 25 decode iterations of 32 streams at 4,096, median scheduling delay within 2 s."""
-    rows = []
     for model, tp in (("Mistral-7B", 1), ("Yi-34B", 2)):
         decode_s = Roofline(known_shape(model), A100, tp).predict(Features(decodes=32, decode_context=32 * 4096))
         for name, times, chunk in (("strict", 5, 512), ("relaxed", 25, 2048)):
@@ -189,31 +185,26 @@ def capacities(options: Options) -> list[Row]:
                 found.append(
                     {"model": model, "SLO": name, "TBT ms": round(1e3 * bound), "policy": policy, **told(held)}
                 )
-            rows += with_ratios(found, "whole")
-    return rows
+            yield from with_ratios(found, "whole")
 
 
 def _by_rate(pairs: Sequence[Pair], options: Options) -> Load:
     return lambda rate, seed: arriving(pairs, rate, max(options.duration, 50 / rate), seed)
 
 
-def tile(options: Options) -> list[Row]:
+def tile(options: Options) -> Iterator[Row]:
     """One prompt token more than a whole number of tiles, without streams and among 32 of them at 1,024."""
-    rows = []
     for model, tp in (("Mistral-7B", 1), ("Yi-34B", 2)):
         predict = Roofline(known_shape(model), A100, tp).predict
         for tokens in (128, 256, 512, 1024):
             whole, more = (predict(Features().with_chunk(0, count)) for count in (tokens, tokens + 1))
-            rows.append(
-                {
-                    "model": model,
-                    "tokens": tokens,
-                    "ms": _ms(whole),
-                    "one more": _ms(more),
-                    "percent": _percent(more / whole),
-                }
-            )
-    return rows
+            yield {
+                "model": model,
+                "tokens": tokens,
+                "ms": _ms(whole),
+                "one more": _ms(more),
+                "percent": _percent(more / whole),
+            }
 
 
 def _ms(seconds: float) -> float:
@@ -224,16 +215,12 @@ def _percent(ratio: float) -> float:
     return round(100 * (ratio - 1), 1)
 
 
-def forward(options: Options) -> list[Row]:
+def forward(options: Options) -> Iterator[Row]:
     """A warm forward of Qwen3-0.6B on one A100, and what its multiplications alone take at the GPU's peak."""
     shape = known_shape("Qwen3-0.6B")
-    rows = []
     for tokens in (128, 256, 512, 1024, 2048, 4096):
         seconds = Roofline(shape, A100).predict(Features().with_chunk(0, tokens))
-        rows.append(
-            {"tokens": tokens, "ms": _ms(seconds), "at peak ms": _ms(2 * shape.parameters * tokens / A100.peak_flops)}
-        )
-    return rows
+        yield {"tokens": tokens, "ms": _ms(seconds), "at peak ms": _ms(2 * shape.parameters * tokens / A100.peak_flops)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +238,8 @@ class FittedByOthers:
 
     def predict(self, f: Features) -> float:
         a, b, c = self.prefill
-        prompts = (a, b * f.prefill_tokens + c * f.chunk_squares) if f.chunks else (0.0, 0.0)
+        squares = 2 * f.chunk_pairs - f.prefill_tokens  # for a whole prompt its length squared; a chunk has its history
+        prompts = (a, b * f.prefill_tokens + c * squares) if f.chunks else (0.0, 0.0)
         a, b, c = self.few if f.decodes < self.many else self.lots
         streams = (a, b * f.decode_context + c * f.decodes) if f.decodes else (0.0, 0.0)
         return (max(prompts[0], streams[0]) + prompts[1] + streams[1]) / 1e3
@@ -268,7 +256,7 @@ OPT_66B_TP4_COST = FittedByOthers(
 """From DistServe's repository (LLMServe/DistServe, Apache-2.0), fitted by its authors on A100-80."""
 
 
-def distserve(options: Options) -> list[Row]:
+def distserve(options: Options) -> Iterator[Row]:
     """Two groups that do everything against one for prompts and one for decodes, at 90 % attainment."""
     chat = drawn("lognormal:600:0.8", "lognormal:150:0.8", 2048)
     long = drawn("lognormal:1650:0.15", "lognormal:75:0.6", 2048)
@@ -284,7 +272,6 @@ def distserve(options: Options) -> list[Row]:
         ("slo", "slo", {"groups": 2}),
         ("separated", "chunked", apart),
     )
-    rows = []
     for name, shape, cost, tp, pairs, ttft, tpot in settings:
         found = []
         for way, policy, more in ways:
@@ -293,25 +280,22 @@ def distserve(options: Options) -> list[Row]:
             machine, load = machine_of(config, shape, cost), _by_rate(pairs, options)
             held = capacity_of(config, machine, load, Criterion(0.9), options.seeds)
             found.append({"setting": name, "policy": way, "GPUs": 2 * tp, **told(held)})
-        rows += with_ratios(found, "whole")
-    return rows
+        yield from with_ratios(found, "whole")
 
 
-def niyama(options: Options) -> list[Row]:
+def niyama(options: Options) -> Iterator[Row]:
     """One A100, Llama-3-8B, TTFT 6 s and TPOT 50 ms for 99 % of the requests, Poisson arrivals."""
     loads = {
         "conversation": _lengths_of(options.conversation) or drawn("lognormal:1020:0.9", "lognormal:129:0.9", 16384),
         "code": _lengths_of(options.code) or drawn("lognormal:1500:0.9", "lognormal:13:0.8", 16384),
     }
-    rows = []
     for name, pairs in loads.items():
         found = []
         for way, policy, chunk in _ways((256, 512)):
             config = engine("Llama-3.1-8B", policy, chunk_size=chunk, ttft_ms=6000, tpot_ms=50, max_running=256)
             held = capacity_of(config, machine_of(config), _by_rate(pairs, options), Criterion(0.99), options.seeds)
             found.append({"lengths": name, "policy": way, **told(held)})
-        rows += with_ratios(found, "chunked 256")
-    return rows
+        yield from with_ratios(found, "chunked 256")
 
 
 def _ways(chunks: tuple[int, ...]) -> list[tuple[str, str, int]]:
@@ -322,19 +306,17 @@ def _lengths_of(path: Path | None) -> list[Pair]:
     return [] if path is None else [(row.prompt_tokens, row.output_tokens) for row in read_trace(path)]
 
 
-def mooncake(options: Options) -> list[Row]:
+def mooncake(options: Options) -> Iterator[Row]:
     """The trace's first rows, run faster or slower, on one A100 with Llama-3-8B, at two promises."""
     if options.mooncake_trace is None:
         raise ValueError("mooncake needs --mooncake-trace")
     rows = read_trace(options.mooncake_trace, options.rows)
     load = _faster_or_slower(rows)
-    found = []
     for ttft, tpot in ((30_000, 100), (2000, 50)):
         for way, policy, chunk in _ways((512, 2048)):
             config = engine("Llama-3.1-8B", policy, chunk_size=chunk, ttft_ms=ttft, tpot_ms=tpot)
             held = capacity_of(config, machine_of(config), load, Criterion(0.9), 1)
-            found.append({"TTFT ms": ttft, "TPOT ms": tpot, "policy": way, **told(held)})
-    return found
+            yield {"TTFT ms": ttft, "TPOT ms": tpot, "policy": way, **told(held)}
 
 
 def _faster_or_slower(rows: Sequence[TraceRow]) -> Load:
@@ -342,7 +324,7 @@ def _faster_or_slower(rows: Sequence[TraceRow]) -> Load:
     return lambda rate, seed: replay(rows, rate_scale=rate * lasts / len(rows))
 
 
-ITEMS: dict[str, Callable[[Options], list[Row]]] = {
+ITEMS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "tile": tile,
     "forward": forward,
     "ablation": ablation,
@@ -377,12 +359,11 @@ def main() -> None:
         parser.exit(2, f"{error}\n")
 
 
-def _show(name: str, rows: list[Row], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({name: rows}), flush=True)
-        return
-    print(f"{name}\n" + "\n".join("  " + ", ".join(f"{key}: {value}" for key, value in row.items()) for row in rows))
-    sys.stdout.flush()
+def _show(name: str, rows: Iterable[Row], as_json: bool) -> None:
+    """Each row as soon as it is there."""
+    for row in rows:
+        text = ", ".join(f"{key}: {value}" for key, value in row.items())
+        print(json.dumps({"item": name, **row}) if as_json else f"{name}: {text}", flush=True)
 
 
 if __name__ == "__main__":
