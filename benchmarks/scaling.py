@@ -18,16 +18,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import Any
 
 from cluster.config import EngineConfig
-from cluster.simulated.cluster import EXACT, SimulatedCluster, simulate
+from cluster.simulated.cluster import EXACT, SimulatedCluster, simulate_stream
 from cluster.simulated.executor import SimulatedExecutor, until
 from cluster.simulated.machine import by_hardware
 from cluster.simulated.seen import Simulation
 from cluster.simulated.virtual_time import run_virtual
-from cluster.workloads import OpenLoop, parse_lengths, poisson, requests
+from cluster.workloads import OpenLoop, PlannedRequest, RandomPrompt, parse_lengths, poisson, requests
 from scheduler.codec import decode_plan, encode_plan
 from scheduler.costmodel import Coefficients, OnlineCostModel
 from scheduler.hardware import gpu
@@ -109,7 +110,7 @@ class Behind(SimulatedExecutor):
         return await self._inner.execute(plan)
 
 
-def actor(groups: Sequence[int], cost_ms: float, rate: float = 5.0, duration: float = 20.0) -> list[Row]:
+def actor(groups: Sequence[int], cost_ms: float, rate: float = 5.0, duration: float = 10.0) -> list[Row]:
     """Each group an A100 with `rate` requests/s of 512 prompt and 128 output tokens, one plan under way and two."""
     rows = []
     for overlap in (1, 2):
@@ -175,22 +176,32 @@ def one(count: int, groups: int) -> list[Row]:
     rate = 5.0 * groups
     before = _peak_mb()
     started = time.process_time()
-    run = simulate(config, machine, _load(rate, count / rate))
+    totals, run = simulate_stream(config, machine, _stream(rate, count))
     seconds = time.process_time() - started
     tokens = run.iterations.prefill_tokens + run.iterations.decodes
     return [
         {
-            "requests": len(run.requests),
+            "requests": totals.requests,
             "groups": groups,
             "iterations": run.iterations.count,
             "processor s": round(seconds, 2),
-            "ms a request": round(1e3 * seconds / len(run.requests), 2),
+            "ms a request": round(1e3 * seconds / totals.requests, 2),
             "iterations/s": round(run.iterations.count / seconds),
             "tokens/s": round(tokens / seconds),
             "peak MB": round(_peak_mb()),
             "peak MB before": round(before),
+            "attainment": round(totals.attainment, 3),
+            "P99 ITL ms": round(1e3 * totals.gaps.quantile(0.99), 1),
         }
     ]
+
+
+def _stream(rate: float, count: int) -> Iterator[PlannedRequest]:
+    """As `_load` has them, each made when it is due."""
+    source, at_s = Random("stream"), 0.0
+    for number in range(count):
+        at_s += source.expovariate(rate)
+        yield PlannedRequest(RandomPrompt(source.randint(256, 768), str(number)), source.randint(64, 192), at_s)
 
 
 def _peak_mb() -> float:

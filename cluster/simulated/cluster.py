@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.assembly import Common, make_scheduler
 from cluster.config import EngineConfig
@@ -16,6 +18,7 @@ from cluster.simulated.executor import SimulatedExecutor, until
 from cluster.simulated.machine import Machine
 from cluster.simulated.prompts import prompt_tokens
 from cluster.simulated.seen import SeenIterations, SeenRequest, Simulation, Step
+from cluster.simulated.totals import Totals
 from cluster.simulated.transfers import SimulatedTransfers
 from cluster.simulated.virtual_time import VirtualLoop, run_virtual
 from cluster.tuning import Tuning, promise_book
@@ -59,6 +62,19 @@ def simulate(
     )
 
 
+def simulate_stream(
+    config: EngineConfig, machine: Machine, requests: Iterable[PlannedRequest], noise: Noise = EXACT
+) -> tuple[Totals, Simulation]:
+    """Serve requests that come in order of `at_s` and are made as they are due, and keep totals of them only, so that
+    memory does not grow with their number. There are no requests in the simulation."""
+    totals = Totals()
+
+    def serve(loop: VirtualLoop) -> Coroutine[Any, Any, Simulation]:
+        return SimulatedCluster(config, machine, noise, loop, totals=totals).serve(requests)
+
+    return totals, run_virtual(serve)
+
+
 class SimulatedCluster:
     """`config.groups` groups of one machine's kind behind one router, to be made and used on a virtual loop."""
 
@@ -70,6 +86,7 @@ class SimulatedCluster:
         loop: VirtualLoop,
         may_miss: int | None = None,
         keep_steps: bool = False,
+        totals: Totals | None = None,
     ) -> None:
         self._machine = machine
         self._virtual = loop
@@ -77,6 +94,8 @@ class SimulatedCluster:
         self._tuning = Tuning(cost, promise_book(config, cost))
         self._seen: dict[str, SeenRequest] = {}
         self._requests: list[SeenRequest] = []
+        self._totals = totals
+        self._numbers = itertools.count()
         self._ends: dict[str, asyncio.Event] = {}
         self._may_miss = math.inf if may_miss is None else may_miss
         self._missed = 0
@@ -112,7 +131,7 @@ class SimulatedCluster:
             overlap=config.overlap,
         )
 
-    async def serve(self, workload: Workload) -> Simulation:
+    async def serve(self, workload: Workload | Iterable[PlannedRequest]) -> Simulation:
         running = [asyncio.create_task(loop.run()) for loop in self.loops]
         following = asyncio.create_task(self._follow(workload))
         hopeless = asyncio.create_task(self._hopeless.wait())
@@ -134,16 +153,18 @@ class SimulatedCluster:
         moved = () if self._transfers is None else tuple(self._transfers.moved)
         return Simulation(self._requests, self._iterations, ended, groups, gpus, given_up, steps, moved)
 
-    async def _follow(self, workload: Workload) -> None:
+    async def _follow(self, workload: Workload | Iterable[PlannedRequest]) -> None:
         if isinstance(workload, OpenLoop):
-            await self._open(workload)
+            await self._open(workload.requests)
         elif isinstance(workload, ClosedLoop):
             await self._closed(workload)
-        else:
+        elif isinstance(workload, Interference):
             await self._interfere(workload)
+        else:
+            await self._open(workload)
 
-    async def _open(self, workload: OpenLoop) -> None:
-        for planned in workload.requests:
+    async def _open(self, requests: Iterable[PlannedRequest]) -> None:
+        for planned in requests:
             await until(planned.at_s)
             self.submit(planned)
         for ended in list(self._ends.values()):
@@ -198,16 +219,17 @@ class SimulatedCluster:
 
     def submit(self, planned: PlannedRequest) -> asyncio.Event | None:
         """Give a request to the group with the smallest predicted TTFT. Returns what its end sets; None: refused."""
-        number, now = len(self._requests), self._virtual.time()
+        number, now = next(self._numbers), self._virtual.time()
         prompt = prompt_tokens(planned, number, self._machine.info.vocab_size)
         request = Request(str(number), prompt, planned.output_tokens)
         seen = SeenRequest(planned, now, len(prompt), self._tuning.promises.promise(len(prompt)))
-        self._requests.append(seen)
+        if self._totals is None:
+            self._requests.append(seen)
         try:
             choose(self._entries, request, now).add(request)
         except RequestRefused as refused:
             seen.refused = refused.code
-            self._note_miss(seen)
+            self._note_end(seen)
             return None
         self._seen[request.request_id] = seen
         self._advance()
@@ -237,10 +259,12 @@ class SimulatedCluster:
                 if not seen.left and (delta.finish is not Finish.LENGTH or delta.reason is not None):
                     seen.lost = delta.reason or delta.finish.value
                 self._ends.pop(delta.request_id).set()
-                self._note_miss(seen)
+                self._note_end(seen)
         self._tell()
 
-    def _note_miss(self, seen: SeenRequest) -> None:
+    def _note_end(self, seen: SeenRequest) -> None:
+        if self._totals is not None:
+            self._totals.note(seen)
         if self._may_miss < math.inf and not seen.met:
             self._missed += 1
             if self._missed > self._may_miss:

@@ -1,0 +1,59 @@
+"""What is kept of a simulation's requests where the requests themselves are not: as much for ten as for ten million."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from cluster.simulated.seen import SeenRequest
+
+WIDTH = math.log(1.01)
+"""Of a histogram's class, of the logarithm: a quantile is off by half a percent at most."""
+LEAST = 1e-6
+"""Seconds; what is shorter counts as this."""
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Durations in classes that are 1 % wide. Infinite ones are a class of their own."""
+
+    counts: Counter[float] = field(default_factory=Counter)
+
+    def note(self, seconds: float) -> None:
+        self.counts[seconds if math.isinf(seconds) else round(math.log(max(seconds, LEAST)) / WIDTH)] += 1
+
+    def quantile(self, quantile: float) -> float:
+        """The smallest class that a share of `quantile` does not exceed, by its middle; 0 where nothing was noted."""
+        wanted = max(1, math.ceil(quantile * self.counts.total()))
+        for of, count in sorted(self.counts.items()):
+            wanted -= count
+            if wanted <= 0:
+                return of if math.isinf(of) else math.exp(of * WIDTH)
+        return 0.0
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of requests that have ended or were refused. `met`: had all their tokens, and in time."""
+
+    requests: int = 0
+    met: int = 0
+    tokens: int = 0
+    ttft: Histogram = field(default_factory=Histogram)
+    gaps: Histogram = field(default_factory=Histogram)
+    delays: Histogram = field(default_factory=Histogram)
+
+    def note(self, seen: SeenRequest) -> None:
+        self.requests += 1
+        self.met += seen.met
+        self.tokens += len(seen.tokens)
+        self.delays.note(seen.delay)
+        if seen.tokens:
+            self.ttft.note(seen.tokens[0] - seen.arrival)
+        for gap in seen.gaps:
+            self.gaps.note(gap)
+
+    @property
+    def attainment(self) -> float:
+        return self.met / self.requests if self.requests else 1.0

@@ -1,0 +1,53 @@
+"""The scripts behind docs/fidelity.md and docs/scaling.md, on tiny loads: they run, and what always holds does."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published import ITEMS, OPT_13B_COST, Options, ablation, tile
+from benchmarks.scaling import actor, costs, one
+from scheduler.roofline import Features
+
+TINY = Options(seeds=1, duration=5.0, rows=60)
+
+
+def test_a_token_more_than_a_tile_costs_more_than_a_token() -> None:
+    assert all(row["one more"] > row["ms"] for row in tile(TINY))
+
+
+def test_hybrid_batches_without_chunks_have_the_best_ttft_and_the_worst_gaps() -> None:
+    rows = {(row["way"], row["chunk"]): row for row in ablation(Options(seeds=1, duration=60.0, rows=60))}
+    hybrid, chunks, both = rows["hybrid only", 8192], rows["chunking only", 512], rows["both", 512]
+    assert hybrid["P50 TTFT s"] < both["P50 TTFT s"] < chunks["P50 TTFT s"]
+    assert hybrid["P99 TBT s"] > chunks["P99 TBT s"] > both["P99 TBT s"]
+
+
+def test_distserves_model_of_a_whole_prompt() -> None:
+    """18.1 + 0.1019 x 512 + 7.1e-6 x 512^2 ms; in two chunks the same work, and one intercept more."""
+    whole = OPT_13B_COST.predict(Features().with_chunk(0, 512))
+    assert whole == pytest.approx(0.07215, rel=1e-3)
+    halves = [OPT_13B_COST.predict(Features().with_chunk(start, 256)) for start in (0, 256)]
+    assert sum(halves) == pytest.approx(whole + OPT_13B_COST.prefill[0] / 1e3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["forward", "capacity", "distserve", "niyama", "mooncake"])
+def test_each_item_runs(name: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = ({"timestamp": 500 * n, "input_length": 600, "output_length": 9, "hash_ids": [n % 7, n]} for n in range(60))
+    trace.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    options = Options(seeds=1, duration=5.0, rows=60, mooncake_trace=trace)
+    assert len(list(islice(ITEMS[name](options), 1))) == 1
+
+
+def test_a_scheduler_that_is_busy_delays_iterations_unless_they_overlap() -> None:
+    alone, overlapped = actor([2], cost_ms=5.0, rate=4.0, duration=3.0)
+    assert alone["P50 ITL ms"] > alone["P50 ITL without ms"] + 4
+    assert overlapped["P50 ITL ms"] < alone["P50 ITL ms"] - 3
+    few, many = costs((4, 64))
+    assert few["schedule + commit ms"] < many["schedule + commit ms"]
+    assert one(60, 2)[0]["requests"] == 60
