@@ -54,7 +54,7 @@ def chrome_trace(entries: Sequence[Entry]) -> dict[str, Any]:
     """`entries` are those of /v1/stallfree/iterations or of the log file. Raises ValueError for what is no such log."""
     try:
         events = list(_events(entries))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"this is no iteration log: {type(error).__name__}: {error}") from None
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from cluster.engine import Engine
 from deploy.api.choice import Choice, Piece, join
@@ -21,11 +22,17 @@ from deploy.api.settings import ApiSettings
 from deploy.api.slo import GRANTED_HEADER, described
 from scheduler.slo import Grant
 
+logger = logging.getLogger(__name__)
+
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+class ReaderStalled(Exception):
+    """The client is connected and reads nothing."""
 
 
 class Answer(Response):
@@ -54,7 +61,11 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what went wrong as long as nothing has been sent; after that it is the stream's last event."""
-        await until_disconnected(receive, self._send_stream(send) if self._stream else self._send_whole(send))
+        send = _patient(send, self._settings.send_timeout_s)
+        try:
+            await until_disconnected(receive, self._send_stream(send) if self._stream else self._send_whole(send))
+        except ReaderStalled:
+            logger.warning("request %s was ended: its client has stopped reading", self._format.job.id)
 
     async def _send_whole(self, send: Send) -> None:
         pieces: list[list[Piece]] = [[] for _ in self._choices]
@@ -86,6 +97,8 @@ class Answer(Response):
                             }
                         )
                     await send({"type": "http.response.body", "body": event, "more_body": True})
+            except ReaderStalled:
+                raise
             except Exception as error:
                 if not started:
                     raise
@@ -170,6 +183,20 @@ async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) 
         listening.cancel()
         working.cancel()
         await asyncio.gather(working, listening, return_exceptions=True)
+
+
+def _patient(send: Send, seconds: float) -> Send:
+    """A server lets `send` wait while more is on the way than its buffers hold. Raises ReaderStalled when that takes so
+    long."""
+
+    async def send_in_time(message: Message) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await send(message)
+        except TimeoutError:
+            raise ReaderStalled from None
+
+    return send_in_time
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -12,7 +12,9 @@ from deploy.api.keys import Key, parse_keys
 
 class ApiSettings(BaseModel):
     """Limits of one API server. Times in seconds; `max_choices` counts prompts x n of one request. With `api_keys`, or
-    lines `name:sha256`, every request but for `/health` and `/ready` has to come with one."""
+    lines `name:sha256`, every request but for `/health` and `/ready` has to come with one.
+    A client that takes in nothing for `send_timeout_s`, while more is to be sent than fits between, has its request
+    ended."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,5 +30,6 @@ class ApiSettings(BaseModel):
     max_logit_bias: int = Field(default=300, ge=1)
     health_timeout_s: float = Field(default=30.0, gt=0)
     request_timeout_s: float | None = Field(default=None, gt=0)
+    send_timeout_s: float = Field(default=60.0, gt=0)
     retry_after_s: int = Field(default=1, ge=1)
     tokenizer_threads: int = Field(default=2, ge=1, le=64)

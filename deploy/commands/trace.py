@@ -86,7 +86,7 @@ def _from_file(path: Path, iterations: int) -> list[dict[str, Any]]:
     for number, line in enumerate(lines[first:], start=first + 1):
         try:
             entries.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             if number < len(lines):  # the last line of a server that still runs may be half written
                 raise CommandError(f"{path}, line {number}: not JSON", 2) from None
     return entries
