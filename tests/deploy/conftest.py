@@ -74,9 +74,11 @@ async def served(api: FastAPI, send_buffer: int | None = None) -> AsyncIterator[
         server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]  # signals are the test run's
         serving = asyncio.create_task(server.serve([listener]))
         await until(lambda: server.started)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        await serving
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
 
 
 async def until(true: Callable[[], bool]) -> None:

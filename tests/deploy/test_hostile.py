@@ -97,7 +97,7 @@ async def test_one_who_reads_slowly_is_served(engine: LocalEngine, tokenizer: To
                 received += (part := await loop.sock_recv(client, 2048))
                 assert part, received[-200:]
                 await asyncio.sleep(0.005)
-        assert received.count(b"data: ") >= 60
+        assert received.count(b"data: ") > 40  # a token that is half a character has no event of its own
 
 
 async def test_a_thousand_idle_connections(server_url: str) -> None:
