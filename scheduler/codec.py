@@ -18,7 +18,7 @@ from scheduler.sampling import SamplingParams
 from scheduler.slo import Grant, Promise
 
 MARK = "stallfree"
-VERSION = 5
+VERSION = 6
 
 T = TypeVar("T")
 
@@ -204,12 +204,15 @@ def _request_fields(r: Request) -> list[Any]:
         *(r.request_id, list(r.prompt), r.max_tokens, _sampling_fields(r.sampling)),
         *(list(r.stop_token_ids), list(r.produced), r.age_s),
         None if r.promise is None else _promise_fields(r.promise),
-        *(r.slo_class, r.cache_salt),
+        *(r.slo_class, r.cache_salt, r.tenant, r.weight),
     ]
 
 
 def _request(body: Any) -> Request:
-    f = _fields(body, 10, "request")
+    f = _fields(body, 12, "request")
+    weight = _float(f[11])
+    if not 0 < weight < float("inf"):
+        raise WireError(f"a weight of {weight}")
     return Request(
         request_id=_str(f[0]),
         prompt=_counts(f[1]),
@@ -221,6 +224,8 @@ def _request(body: Any) -> Request:
         promise=None if f[7] is None else _promise(f[7]),
         slo_class=_str(f[8]),
         cache_salt=_str(f[9]),
+        tenant=_str(f[10]),
+        weight=weight,
     )
 
 

@@ -20,6 +20,7 @@ class Request:
     `stop_token_ids` (the stop token itself is not published). `age_s` is how long ago the client's request arrived when
     this was sent, so that clocks of different machines never meet. `promise` None: that of the server's class
     `slo_class` applies, or its default. KV is reused among requests of the same `cache_salt` only.
+    Where several tenants wait, each enters in proportion to its `weight` (`scheduler.line`).
     """
 
     request_id: str
@@ -32,6 +33,8 @@ class Request:
     promise: Promise | None = None
     slo_class: str = ""
     cache_salt: str = ""
+    tenant: str = ""
+    weight: float = 1.0
 
 
 class Finish(Enum):
@@ -93,6 +96,8 @@ class Sequence:
     promise: Promise
     slo_class: str = DEFAULT_CLASS
     predicted_ttft_s: float | None = None
+    turn: float | None = None
+    """Its place among those that wait: see `scheduler.line.FairLine`."""
     phase: Phase = Phase.WAITING
     slot: int = -1
     blocks: BlockTable = field(default_factory=BlockTable)

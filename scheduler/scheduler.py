@@ -22,7 +22,7 @@ from scheduler.errors import RequestRefused
 from scheduler.exchange import Exchange, Role
 from scheduler.gate import Expected, Gate, Queue
 from scheduler.ledger import Ledger
-from scheduler.line import Line
+from scheduler.line import FairLine, Line
 from scheduler.losses import MOST_LOSSES, suspects
 from scheduler.plan import NO_TOKEN, IterationPlan, IterationResult
 from scheduler.policies import Mix, Policy
@@ -60,7 +60,7 @@ class Scheduler:
         self.policy = policy
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self._sequences: dict[str, Sequence] = {}
-        self._waiting = Line()
+        self._waiting = Line() if role == "decode" else FairLine()
         self.prefixes = Prefixes(self.pool, enabled=config.prefix_caching, key=prefix_key)
         self.host = HostPool(config.swap_blocks, self.pool)
         self._residents = Residents(config.max_running, self.pool, self.prefixes, self.host)
@@ -86,7 +86,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
-        """Sequences that wait for a slot or for blocks, oldest first."""
+        """Sequences that wait for a slot or for blocks, the next to enter first."""
         return tuple(self._waiting)
 
     # Requests come and go.
@@ -323,7 +323,8 @@ class Scheduler:
     # Admission.
 
     def _admit_waiting(self) -> None:
-        """First come, first served: nobody overtakes a request that does not fit yet, so that none starves."""
+        """First come, first served among those of a tenant, and tenants by turns. Nobody overtakes a request that
+        does not fit yet, so that none starves."""
         while (sequence := self.exchange.next_to_enter()) is not None:
             if sequence.pending > 0 or not self._residents.enter(sequence):
                 return

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from cluster.engine import Engine, EngineUnavailable
 from deploy.api.answer import Answer
-from deploy.api.authentication import Authentication, tenant
+from deploy.api.authentication import Authentication, key_of
 from deploy.api.body import read_body
 from deploy.api.boundary import Boundary
 from deploy.api.choice import Choice
@@ -175,7 +175,7 @@ class Api:
 
     def _job(self, body: Sampling, prompts: list[Any], arrived: float, request: Request) -> Job:
         eos, slo = self._tokenizer.eos_token_ids, request.headers.get(SLO_HEADER)
-        return make_job(body, prompts, self._engine.info, eos, self._settings, arrived, slo, tenant(request))
+        return make_job(body, prompts, self._engine.info, eos, self._settings, arrived, slo, key_of(request))
 
     def _answer(self, form: Format, body: Sampling, offsets: list[int]) -> Answer:
         """`offsets`: where each choice's own text begins, where that is not at 0."""

@@ -7,12 +7,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deploy.api.body import discard_rest
 from deploy.api.errors import ApiError
-from deploy.api.keys import Key, tenant_of
+from deploy.api.keys import Key, known
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """What an orchestrator asks without a key. Neither says anything of requests."""
 
-_TENANT = "stallfree.tenant"
+_KEY = "stallfree.key"
 
 
 class Authentication:
@@ -29,7 +29,7 @@ class Authentication:
         if scope["type"] == "http" and not self._is_open(scope):
             request = Request(scope, receive)
             try:
-                scope[_TENANT] = self._tenant(request)
+                scope[_KEY] = self._key(request)
             except ApiError:
                 await discard_rest(request)
                 raise
@@ -40,7 +40,7 @@ class Authentication:
             scope["method"] in ("GET", "HEAD") and scope["path"].removeprefix(scope.get("root_path", "")) in OPEN_PATHS
         )
 
-    def _tenant(self, request: Request) -> str:
+    def _key(self, request: Request) -> Key:
         given = [value for name, value in request.headers.raw if name.lower() == b"authorization"]
         if not given:
             raise _unauthorized(
@@ -51,15 +51,15 @@ class Authentication:
             raise _unauthorized(
                 "The Authorization header must be one: Bearer KEY", "invalid_api_key", "invalid_request"
             )
-        tenant = tenant_of(secret.strip(), self._keys)
-        if tenant is None:
+        key = known(secret.strip(), self._keys)
+        if key is None:
             raise _unauthorized("The API key is not known to this server", "invalid_api_key", "invalid_token")
-        return tenant
+        return key
 
 
-def tenant(request: Request) -> str:
-    """The name of the key that the request came with; empty on a server without keys."""
-    found: str = request.scope.get(_TENANT, "")
+def key_of(request: Request) -> Key | None:
+    """What the request came with; None on a server without keys."""
+    found: Key | None = request.scope.get(_KEY)
     return found
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from cluster.engine import EngineInfo
 from deploy.api.errors import ApiError, bad_request, shorten
+from deploy.api.keys import Key
 from deploy.api.prompts import Limits, Prompt, context_exceeded
 from deploy.api.schemas import ChatRequest, CompletionRequest, Sampling
 from deploy.api.settings import ApiSettings
@@ -76,10 +77,10 @@ def make_job(
     settings: ApiSettings,
     arrived: float,
     slo_header: str | None = None,
-    tenant: str = "",
+    key: Key | None = None,
 ) -> Job:
     """Everything that can be refused is refused here, before the engine hears of it. `arrived` is of time.monotonic.
-    KV is reused within a `tenant` only, where there is one.
+    KV is reused among requests of keys of the same name only, where there are keys.
 
     Raises ApiError and RequestRefused.
     """
@@ -102,7 +103,9 @@ def make_job(
             age_s=max(0.0, time.monotonic() - arrived),
             promise=promise,
             slo_class=slo_class,
-            cache_salt=_salt(tenant, body.cache_salt or ""),
+            cache_salt=_salt(key, body.cache_salt or ""),
+            tenant="" if key is None else key.name,
+            weight=1.0 if key is None else key.weight,
         )
         for index, prompt in enumerate(prompts)
         for choice in range(body.n)
@@ -120,9 +123,9 @@ def make_job(
     )
 
 
-def _salt(tenant: str, chosen: str) -> str:
-    """A tenant's name has no colon, so that no salt that one chooses is another's."""
-    return f"{tenant}:{chosen}" if tenant else chosen
+def _salt(key: Key | None, chosen: str) -> str:
+    """The name of a key has no colon, so that no salt that one chooses is another's."""
+    return chosen if key is None else f"{key.name}:{chosen}"
 
 
 def _check_admissible(request: Request, info: EngineInfo, chat: bool) -> None:

@@ -12,6 +12,7 @@ from deploy.errors import CommandError
 def key(
     name: Annotated[str, typer.Argument(help="Whose it is; keys of one name are one tenant.")],
     *,
+    weight: Annotated[float, typer.Option(help="Of the tenant among others that wait.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Both as JSON on standard output.")] = False,
 ) -> None:
     """Make an API key: the line for --api-key-file on standard output, the key itself on standard error, this once."""
@@ -20,7 +21,7 @@ def key(
 
     secret = new_secret()
     try:
-        line = str(Key.of(name, secret))
+        line = str(Key.of(name, secret, weight))
     except ValueError as error:
         raise CommandError(str(error), 2) from None
     output = Output(as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cluster.config import EngineConfig
 from cluster.local import LocalEngine
 from deploy import cli
 from deploy.api import ApiSettings, create_api
-from deploy.api.keys import Key, new_secret, parse_keys, read_keys, tenant_of
+from deploy.api.keys import Key, known, new_secret, parse_keys, read_keys
 from deploy.app import build_app
 from deploy.commands import serve as serve_command
-from tests.deploy.conftest import MODEL, in_process, served
+from tests.deploy.conftest import MODEL, in_process, served, until
 from tests.deploy.test_prefixes import cached
 from tests.deploy.wire import error_of
 from workers.tokenizer import Tokenizer
@@ -108,6 +110,35 @@ async def test_tenants_do_not_share_what_is_cached(engine: LocalEngine, tokenize
         assert await reused(ALICE, cache_salt="s") > 0
 
 
+async def test_a_tenant_that_floods_does_not_starve_another(tiny_model_dir: Path) -> None:
+    """One sequence runs at a time. What comes last of all is among the first to be done."""
+    config = EngineConfig(
+        model=str(tiny_model_dir), max_model_len=64, num_blocks=16, max_running=1, max_queued_requests=30
+    )
+    engine = await LocalEngine.start(config.model_copy(update={"profile_seconds": 0.0}))
+    done: list[str] = []
+    try:
+        async with guarded(engine, Tokenizer.load(tiny_model_dir)) as client:
+
+            async def ask(secret: str, who: str) -> int:
+                body = {"model": engine.info.served_model_name, "prompt": [5, 6], "max_tokens": 20, "ignore_eos": True}
+                answer = await client.post("/v1/completions", json=body, headers=bearer(secret))
+                if answer.status_code == 200:
+                    done.append(who)
+                return answer.status_code
+
+            flood = [asyncio.create_task(ask(ALICE, "alice")) for _ in range(60)]
+            await until(lambda: len(engine.scheduler.waiting) >= 30)
+            assert await asyncio.gather(*(ask(BOB, "bob") for _ in range(3))) == [200] * 3
+            before = done.count("alice")
+            statuses = await asyncio.gather(*flood)
+    finally:
+        await engine.close()
+    assert before <= 12, done
+    assert statuses.count(429) > 0
+    assert statuses.count(200) + statuses.count(429) == 60
+
+
 # Files and options.
 
 
@@ -116,8 +147,11 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
     file.write_text(f"# ours\n\n{KEYS[0]}\n  {KEYS[1]}  \n")
     assert read_keys(file) == KEYS
     assert parse_keys(f"{KEYS[0]},{KEYS[1]}") == KEYS
-    assert tenant_of(BOB.encode(), KEYS) == "bob"
-    assert tenant_of(b"", KEYS) is None
+    assert known(BOB.encode(), KEYS) == KEYS[1]
+    assert known(b"", KEYS) is None
+    heavy = Key.parse(f"{KEYS[0]}:2.5")
+    assert heavy.weight == 2.5
+    assert Key.parse(str(heavy)) == heavy
 
 
 @pytest.mark.parametrize(
@@ -131,6 +165,7 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
         (f":{KEYS[0].digest.hex()}\n", "line 1"),
         (f"alice:{KEYS[0].digest.hex()[:-1]}\n", "line 1"),
         (f"{KEYS[0]}:extra:more\n", "line 1"),
+        *((f"{KEYS[0]}:{weight}\n", "weight") for weight in ("0", "-1", "nan", "inf", "1e9", "1001", "")),
         ("\xff", "UTF-8"),
     ],
 )

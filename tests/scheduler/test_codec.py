@@ -62,7 +62,9 @@ times = st.floats(1e-3, 3600)
 promise = st.builds(Promise, times, times, st.none() | times)
 promises = st.none() | promise
 requests = st.builds(
-    Request, st.text(), token_lists, counts, samplings, token_lists, token_lists, floats, promises, st.text(), st.text()
+    Request,
+    *(st.text(), token_lists, counts, samplings, token_lists, token_lists, floats, promises),
+    *(st.text(), st.text(), st.text(), times),
 )
 deltas = st.builds(
     Delta,
@@ -157,7 +159,7 @@ def test_another_version_and_another_kind_are_named() -> None:
     plan = IterationPlan(1, ())
     body = msgpack.unpackb(codec.encode_plan(plan))
     body[1] = 99
-    with pytest.raises(WireError, match="version 99, this side speaks version 5"):
+    with pytest.raises(WireError, match="version 99, this side speaks version 6"):
         codec.decode_plan(msgpack.packb(body))
     with pytest.raises(WireError, match="kind 'plan' where 'result' was expected"):
         codec.decode_result(codec.encode_plan(plan))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.line import Line
+from scheduler.line import FairLine, Line
 from scheduler.policies.base import Draft, fill_with_chunks
 from scheduler.policies.sharing import Sharing
 from scheduler.request import Phase, Request, Sequence
@@ -42,6 +44,68 @@ def test_a_line_is_in_order_whoever_comes_back_and_whoever_leaves(orders: list[i
         assert sequences[order] not in line
     with pytest.raises(ValueError, match="'r3' is not in this line"):
         line.leave(sequences[3])
+
+
+def of_tenant(order: int, tenant: str, tokens: int, weight: float) -> Sequence:
+    made = sequence(order, tokens)
+    return replace(made, request=replace(made.request, tenant=tenant, weight=weight))
+
+
+arrivals = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50)) | st.none(), max_size=60)
+
+
+@given(arrivals, st.fixed_dictionaries({tenant: st.sampled_from([0.5, 1.0, 3.0]) for tenant in "abc"}))
+def test_while_tenants_wait_what_they_get_follows_their_weights(
+    arrivals: list[tuple[str, int] | None], weights: dict[str, float]
+) -> None:
+    """The bound of start-time fair queueing: over any time in which two tenants have something waiting, what they got
+    by weight differs by no more than a request of each. None stands for a sequence that enters."""
+    line, waiting, entered = FairLine(), dict.fromkeys("abc", 0), []
+    longest = {
+        tenant: max((tokens for who, tokens in filter(None, arrivals) if who == tenant), default=0) + 4
+        for tenant in "abc"
+    }
+    since = dict.fromkeys(combinations("abc", 2), (0.0, 0.0))
+    got = dict.fromkeys("abc", 0.0)
+    for order, arrival in enumerate([*arrivals, *[None] * len(arrivals)]):
+        if arrival is not None:
+            line.join(of_tenant(order, arrival[0], arrival[1], weights[arrival[0]]))
+            waiting[arrival[0]] += 1
+        elif line:
+            first = line[0]
+            line.leave(first)
+            entered.append(first)
+            tenant = first.request.tenant
+            waiting[tenant] -= 1
+            got[tenant] += first.final_length / weights[tenant]
+        for a, b in since:
+            if not (waiting[a] and waiting[b]):
+                since[a, b] = got[a], got[b]
+            more = got[a] - since[a, b][0] - (got[b] - since[a, b][1])
+            assert abs(more) <= longest[a] / weights[a] + longest[b] / weights[b] + 1e-6
+    for tenant in "abc":
+        orders = [s.order for s in entered if s.request.tenant == tenant]
+        assert orders == sorted(orders), "first come, first served within a tenant"
+    assert len(entered) == len([arrival for arrival in arrivals if arrival])
+
+
+@given(st.lists(st.integers(1, 50) | st.none(), max_size=40), st.data())
+def test_a_single_tenant_is_served_in_the_order_of_arrival(arrivals: list[int | None], data: st.DataObject) -> None:
+    """Also where some give up, and some come back after a preemption: as in a plain line."""
+    plain, fair, away = Line(), FairLine(), []
+    for order, tokens in enumerate(arrivals):
+        if tokens is not None:
+            plain.join(made := of_tenant(order, "", tokens, 1.0))
+            fair.join(made)
+        elif plain:
+            leaving = plain[0] if data.draw(st.booleans()) else data.draw(st.sampled_from(plain))
+            plain.leave(leaving)
+            fair.leave(leaving)
+            away.append(leaving)
+        elif away:
+            plain.join(back := away.pop())
+            fair.join(back)
+        assert list(fair) == list(plain)
 
 
 def shared_out(prefills: list[Sequence], budget: int) -> list[Draft]:
