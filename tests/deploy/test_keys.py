@@ -112,31 +112,28 @@ async def test_tenants_do_not_share_what_is_cached(engine: LocalEngine, tokenize
 
 async def test_a_tenant_that_floods_does_not_starve_another(tiny_model_dir: Path) -> None:
     """One sequence runs at a time. What comes last of all is among the first to be done."""
-    config = EngineConfig(
-        model=str(tiny_model_dir), max_model_len=64, num_blocks=16, max_running=1, max_queued_requests=30
-    )
-    engine = await LocalEngine.start(config.model_copy(update={"profile_seconds": 0.0}))
+    sizes = {"max_model_len": 64, "num_blocks": 16, "max_running": 1}
+    engine = await LocalEngine.start(EngineConfig(model=str(tiny_model_dir), policy="chunked", **sizes))
     done: list[str] = []
     try:
         async with guarded(engine, Tokenizer.load(tiny_model_dir)) as client:
 
             async def ask(secret: str, who: str) -> int:
-                body = {"model": engine.info.served_model_name, "prompt": [5, 6], "max_tokens": 20, "ignore_eos": True}
+                body = {"model": engine.info.served_model_name, "prompt": [5, 6], "max_tokens": 60, "ignore_eos": True}
                 answer = await client.post("/v1/completions", json=body, headers=bearer(secret))
                 if answer.status_code == 200:
                     done.append(who)
                 return answer.status_code
 
-            flood = [asyncio.create_task(ask(ALICE, "alice")) for _ in range(60)]
-            await until(lambda: len(engine.scheduler.waiting) >= 30)
+            flood = [asyncio.create_task(ask(ALICE, "alice")) for _ in range(40)]
+            await until(lambda: len(engine.scheduler.waiting) >= 10)
+            already = done.count("alice")
             assert await asyncio.gather(*(ask(BOB, "bob") for _ in range(3))) == [200] * 3
             before = done.count("alice")
-            statuses = await asyncio.gather(*flood)
+            assert set(await asyncio.gather(*flood)) == {200}
     finally:
         await engine.close()
-    assert before <= 12, done
-    assert statuses.count(429) > 0
-    assert statuses.count(200) + statuses.count(429) == 60
+    assert before - already <= 8, done
 
 
 # Files and options.
