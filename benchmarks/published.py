@@ -257,29 +257,31 @@ OPT_66B_TP4_COST = FittedByOthers(
 
 
 def distserve(options: Options) -> Iterator[Row]:
-    """Two groups that do everything against one for prompts and one for decodes, at 90 % attainment."""
+    """Groups that do everything against as many that are divided, at 90 % attainment."""
     chat = drawn("lognormal:600:0.8", "lognormal:150:0.8", 2048)
     long = drawn("lognormal:1650:0.15", "lognormal:75:0.6", 2048)
     settings = (
-        ("13B chat", OPT_13B, OPT_13B_COST, 1, chat, 0.25, 0.1),
-        ("66B chat", OPT_66B, OPT_66B_TP4_COST, 4, chat, 2.5, 0.15),
-        ("66B summarisation", OPT_66B, OPT_66B_TP4_COST, 4, long, 15.0, 0.15),
+        ("13B, 512 + 64 tokens", OPT_13B, OPT_13B_COST, 1, 2, [(512, 64)], 0.4, 0.04),
+        ("13B chat", OPT_13B, OPT_13B_COST, 1, 2, chat, 0.25, 0.1),
+        ("66B chat", OPT_66B, OPT_66B_TP4_COST, 4, 1, chat, 2.5, 0.15),
+        ("66B summarisation", OPT_66B, OPT_66B_TP4_COST, 4, 1, long, 15.0, 0.15),
     )
-    apart = {"mode": "separated", "prefill_groups": 1, "decode_groups": 1, "prefill_policy": "whole"}
-    ways: tuple[tuple[str, str, Row], ...] = (
-        ("whole", "whole", {"groups": 2}),
-        ("chunked 512", "chunked", {"groups": 2}),
-        ("slo", "slo", {"groups": 2}),
-        ("separated", "chunked", apart),
-    )
-    for name, shape, cost, tp, pairs, ttft, tpot in settings:
+    for name, shape, cost, tp, prefill, pairs, ttft, tpot in settings:
+        groups = prefill + 1
+        apart = {"mode": "separated", "prefill_groups": prefill, "decode_groups": 1, "prefill_policy": "whole"}
+        ways: tuple[tuple[str, str, Row], ...] = (
+            ("whole", "whole", {"groups": groups}),
+            ("chunked 512", "chunked", {"groups": groups}),
+            ("slo", "slo", {"groups": groups}),
+            (f"separated {prefill}:1", "chunked", apart),
+        )
         found = []
         for way, policy, more in ways:
             slo = {"ttft_ms": 1e3 * ttft, "tpot_ms": 1e3 * tpot}
             config = engine(shape.name, policy, tp=tp, block_size=16, **slo, **more)
             machine, load = machine_of(config, shape, cost), _by_rate(pairs, options)
             held = capacity_of(config, machine, load, Criterion(0.9), options.seeds)
-            found.append({"setting": name, "policy": way, "GPUs": 2 * tp, **told(held)})
+            found.append({"setting": name, "policy": way, "GPUs": groups * tp, **told(held)})
         yield from with_ratios(found, "whole")
 
 
