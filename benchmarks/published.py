@@ -262,7 +262,7 @@ def distserve(options: Options) -> Iterator[Row]:
     long = drawn("lognormal:1650:0.15", "lognormal:75:0.6", 2048)
     settings = (
         ("13B, 512 + 64 tokens", OPT_13B, OPT_13B_COST, 1, 2, [(512, 64)], 0.4, 0.04),
-        ("13B chat", OPT_13B, OPT_13B_COST, 1, 2, chat, 0.25, 0.1),
+        ("13B chat", OPT_13B, OPT_13B_COST, 1, 1, chat, 0.25, 0.1),
         ("66B chat", OPT_66B, OPT_66B_TP4_COST, 4, 1, chat, 2.5, 0.15),
         ("66B summarisation", OPT_66B, OPT_66B_TP4_COST, 4, 1, long, 15.0, 0.15),
     )
