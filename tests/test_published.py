@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published import ITEMS, OPT_13B_COST, Options, ablation, tile
+from benchmarks.published import ITEMS, OPT_13B_COST, Options, ablation, spread, tile
 from benchmarks.scaling import actor, costs, one
+from cluster.workloads import TraceRow
 from scheduler.roofline import Features
 
 TINY = Options(seeds=1, duration=5.0, rows=60)
@@ -32,6 +33,11 @@ def test_distserves_model_of_a_whole_prompt() -> None:
     assert whole == pytest.approx(0.07215, rel=1e-3)
     halves = [OPT_13B_COST.predict(Features().with_chunk(start, 256)) for start in (0, 256)]
     assert sum(halves) == pytest.approx(whole + OPT_13B_COST.prefill[0] / 1e3)
+
+
+def test_requests_of_one_tick_are_spread_over_it() -> None:
+    rows = [TraceRow(at_s, 10, 10) for at_s in (0.0, 0.0, 0.0, 3.0, 6.0, 6.0)]
+    assert [row.at_s for row in spread(rows)] == [0.0, 1.0, 2.0, 3.0, 6.0, 7.5]
 
 
 @pytest.mark.slow
