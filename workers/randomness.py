@@ -9,23 +9,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+FIRST = np.uint64(0xBF58476D1CE4E5B9)
+SECOND = np.uint64(0x94D049BB133111EB)
 
 
-def uniforms(
-    seeds: NDArray[np.uint64], choices: NDArray[np.uint64], positions: NDArray[np.uint64]
-) -> NDArray[np.float64]:
-    """One number in [0, 1) for each row."""
+def keys(seeds: NDArray[np.uint64], choices: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """64 random bits for each row, from which its numbers come (`workers.drawing`)."""
     with np.errstate(over="ignore"):
-        state = _mix(seeds + _GOLDEN)
-        state = _mix(state ^ (choices + _GOLDEN))
-        state = _mix(state ^ (positions + _GOLDEN))
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        state = _mix(seeds + GOLDEN)
+        state = _mix(state ^ (choices + GOLDEN))
+        return _mix(state ^ (positions + GOLDEN))
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * _FIRST
-    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    x = (x ^ (x >> np.uint64(30))) * FIRST
+    x = (x ^ (x >> np.uint64(27))) * SECOND
     return x ^ (x >> np.uint64(31))

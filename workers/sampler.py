@@ -1,7 +1,7 @@
 """From logits to tokens. Each row is treated by its own parameters alone, whatever else is in the batch.
 
-Order of the steps, as elsewhere: bias and penalties, temperature, top-k, top-p, min-p, then one uniform number against
-the cumulative distribution. Log-probabilities are those of the model, before any of it.
+Order of the steps, as elsewhere: bias and penalties, temperature, top-k, top-p, min-p, then a draw (`workers.drawing`)
+from what is left. Log-probabilities are those of the model, before any of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from scheduler.request import TokenLogprob
 from scheduler.sampling import SamplingParams
-from workers.randomness import uniforms
+from workers.drawing import draw
+from workers.randomness import keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,9 @@ def sample(logits: Tensor, rows: list[Row]) -> list[Sampled]:
     if greedy:
         tokens[greedy] = _take(adjusted, greedy).argmax(dim=1).cpu().numpy()
     if plain:
-        tokens[plain] = _draw(_probabilities(adjusted, rows, plain), _uniforms(rows, plain)).cpu().numpy()
+        tokens[plain] = _draw(_take(adjusted, plain), rows, plain).cpu().numpy()
     if filtered:
-        tokens[filtered] = _draw_filtered(_probabilities(adjusted, rows, filtered), rows, filtered).cpu().numpy()
+        tokens[filtered] = _draw(_filtered(_take(adjusted, filtered), rows, filtered), rows, filtered).cpu().numpy()
     logprobs = _logprobs(scores, rows, tokens)
     return [
         Sampled(int(token), logprobs.get(i)) if ok else Sampled(-1, error="the model gave no finite scores")
@@ -103,47 +104,40 @@ def _adjust_row(scores: Tensor, row: Row) -> None:
         scores.index_add_(0, index, bias)
 
 
-def _probabilities(scores: Tensor, rows: list[Row], which: list[int]) -> Tensor:
-    """Softmax at each row's temperature, in double precision: a cumulative sum over a vocabulary needs it."""
-    temperature = torch.tensor([[rows[i].params.temperature] for i in which], dtype=torch.float64, device=scores.device)
-    chosen = _take(scores, which).double()
-    # The largest score is subtracted before dividing: a tiny temperature then gives -inf, not inf - inf.
-    return torch.softmax((chosen - chosen.max(dim=1, keepdim=True).values) / temperature, dim=1)
+def _draw(scores: Tensor, rows: list[Row], which: list[int]) -> Tensor:
+    return draw(scores, _temperatures(rows, which, scores), _keys(rows, which))
 
 
-def _uniforms(rows: list[Row], which: list[int]) -> Tensor:
+def _temperatures(rows: list[Row], which: list[int], like: Tensor) -> Tensor:
+    return _column([rows[i].params.temperature for i in which], like)
+
+
+def _column(values: list[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device).unsqueeze(1)
+
+
+def _keys(rows: list[Row], which: list[int]) -> NDArray[np.uint64]:
     seeds = np.array([rows[i].params.seed for i in which], dtype=np.uint64)
     choices = np.array([rows[i].params.choice for i in which], dtype=np.uint64)
     positions = np.array([len(rows[i].tokens) for i in which], dtype=np.uint64)
-    return torch.from_numpy(uniforms(seeds, choices, positions))
+    return keys(seeds, choices, positions)
 
 
-def _draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The first index at which the cumulative probability exceeds the row's number."""
-    cumulative = probabilities.cumsum(dim=1)
-    threshold = uniform.to(cumulative.device).unsqueeze(1) * cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
-    return index.clamp(max=probabilities.shape[1] - 1)
-
-
-def _draw_filtered(probabilities: Tensor, rows: list[Row], which: list[int]) -> Tensor:
-    """top-k, top-p (the smallest set that reaches p, at least one token) and min-p, then a draw from what is left."""
-    ordered, index = probabilities.sort(dim=1, descending=True, stable=True)
+def _filtered(scores: Tensor, rows: list[Row], which: list[int]) -> Tensor:
+    """-inf for what top-k, top-p (the smallest set that reaches p, at least one token) and min-p leave out."""
+    chosen = scores.double()
+    shifted = (chosen - chosen.max(dim=1, keepdim=True).values) / _temperatures(rows, which, scores)
+    ordered, index = torch.softmax(shifted, dim=1).sort(dim=1, descending=True, stable=True)
     vocab = ordered.shape[1]
-
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=ordered.device).unsqueeze(1)
-
     params = [rows[i].params for i in which]
     rank = torch.arange(vocab, device=ordered.device).unsqueeze(0)
-    keep = rank < column([p.top_k or vocab for p in params])
+    keep = rank < _column([p.top_k or vocab for p in params], ordered)
     kept = ordered * keep
     before = kept.cumsum(dim=1) - kept
-    keep &= before < column([p.top_p for p in params]) * kept.sum(dim=1, keepdim=True)
-    keep &= ordered >= column([p.min_p for p in params]) * ordered[:, :1]
+    keep &= before < _column([p.top_p for p in params], ordered) * kept.sum(dim=1, keepdim=True)
+    keep &= ordered >= _column([p.min_p for p in params], ordered) * ordered[:, :1]
     keep[:, 0] = True
-    drawn = _draw(ordered * keep, _uniforms(rows, which))
-    return index.gather(1, drawn.to(index.device).unsqueeze(1)).squeeze(1)
+    return scores.masked_fill(~torch.zeros_like(keep).scatter(1, index, keep), -torch.inf)
 
 
 def _logprobs(scores: Tensor, rows: list[Row], tokens: NDArray[np.int64]) -> dict[int, TokenLogprob]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from scheduler.plan import Forward, IterationPlan, IterationResult
 from workers.attention import PAGE_SIZE, check_page_size, make_attention, make_layout, token_positions
 from workers.config import WorkerConfig, WorkerDescription
+from workers.drawing import prepare as prepare_drawing
 from workers.host_cache import HostCache
 from workers.kv_cache import KvCache, bytes_per_block
 from workers.kv_dtype import choose_kv_dtype, name_of
@@ -58,7 +59,8 @@ class Worker:
         self._kv_dtype = choose_kv_dtype(config.kv_dtype, self._dtype, self._device)
         self._attend = make_attention(config.attention, self._device.type, self._dtype, self._kv_dtype)
         if self._device.type == "cpu":
-            # After the decode kernel's first call: it starts OpenMP threads, which makes this thread forget the number.
+            prepare_drawing()
+            # After the kernels' first calls: numba starts OpenMP threads, which makes this thread forget the number.
             torch.set_num_threads(self._threads)
         self.block_size = config.block_size or PAGE_SIZE[self._device.type]
         check_page_size(self.block_size, self._device.type)

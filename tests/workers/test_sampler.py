@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.sampling import SamplingParams
-from workers.randomness import uniforms
+from workers.drawing import _noise, draw, draw_torch
+from workers.randomness import keys
 from workers.sampler import Row, sample
 
 VOCAB = 50
@@ -79,26 +80,64 @@ def test_a_row_does_not_depend_on_its_batch(many: list[SamplingParams], rnd: obj
     assert [s.token for s in together] == [s.token for s in alone]
 
 
+def key(*numbers: int) -> np.ndarray:
+    return keys(*(np.array([number], dtype=np.uint64) for number in numbers))
+
+
+def noise(of: np.ndarray, vocab: int) -> np.ndarray:
+    return _noise(torch.from_numpy(of.astype(np.int64)), vocab).numpy()
+
+
 @given(st.integers(0, 2**64 - 1), st.integers(0, 100), st.integers(0, 10_000))
 def test_random_numbers_are_keyed_by_seed_choice_and_position(seed: int, choice: int, position: int) -> None:
-    def number(*key: int) -> float:
-        return float(uniforms(*(np.array([k], dtype=np.uint64) for k in key))[0])
-
-    value = number(seed, choice, position)
-    assert 0 <= value < 1
-    assert value == number(seed, choice, position)
-    assert value != number(seed, choice + 1, position)
-    assert value != number(seed, choice, position + 1)
-    assert value != number(seed ^ 1, choice, position)
+    value = key(seed, choice, position)
+    assert value == key(seed, choice, position)
+    assert value != key(seed, choice + 1, position)
+    assert value != key(seed, choice, position + 1)
+    assert value != key(seed ^ 1, choice, position)
 
 
-def test_random_numbers_are_uniform_over_positions() -> None:
+def test_noise_is_uniform_over_positions_and_tokens() -> None:
     n = 100_000
     zeros = np.zeros(n, dtype=np.uint64)
-    values = uniforms(zeros, zeros, np.arange(n, dtype=np.uint64))
-    assert abs(values.mean() - 0.5) < 0.005
-    assert abs(values.var() - 1 / 12) < 0.002
-    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.01
+    over_positions = noise(keys(zeros, zeros, np.arange(n, dtype=np.uint64)), 1)[:, 0]
+    over_tokens = noise(key(7, 0, 3), n)[0]
+    for values in (over_positions, over_tokens):
+        assert values.min() > 0
+        assert values.max() < 1
+        assert abs(values.mean() - 0.5) < 0.005
+        assert abs(values.var() - 1 / 12) < 0.002
+        assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.01
+
+
+def test_a_token_has_the_noise_of_the_published_generator() -> None:
+    """SplitMix64 from the state 1234567: its first numbers as Vigna's reference implementation prints them."""
+    published = np.array([6457827717110365317, 3203168211198807973, 9817491932198370423], dtype=np.uint64)
+    expected = ((published >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    assert noise(np.array([1234567], dtype=np.uint64), 3)[0].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+def test_leaving_out_who_cannot_win_changes_nothing(spread: float) -> None:
+    rows, vocab = 300, 2000
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(2)) * spread
+    row_keys = keys(*(np.arange(rows, dtype=np.uint64),) * 3)
+    uniform = torch.from_numpy(noise(row_keys, vocab))
+    logits[:, ::3] = -math.inf
+    everybody = (logits.double() / 0.7 - torch.log(-torch.log(uniform))).argmax(dim=1)
+    temperatures = torch.full((rows, 1), 0.7, dtype=torch.float64)
+    for by in (draw, draw_torch):  # the kernel, and the plain path
+        assert by(logits, temperatures, row_keys).tolist() == everybody.tolist()
+
+
+def test_rounding_of_the_scores_hardly_ever_changes_a_draw() -> None:
+    """Scores in other last bits, as another shape of the batch gives them, over a vocabulary of the usual size."""
+    rows, vocab = 400, 49_152
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(3))
+    other = logits * (1 + 1e-6 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(4)))
+    settings = [row(SamplingParams(seed=seed)) for seed in range(rows)]
+    changed = sum(a != b for a, b in zip(sample(logits, settings), sample(other, settings), strict=True))
+    assert changed == 0
 
 
 def test_penalties_count_what_they_should() -> None:

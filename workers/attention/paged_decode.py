@@ -12,9 +12,7 @@ from numba.extending import intrinsic, overload
 from torch import Tensor
 
 from workers.kv_cache import Pages
-
-# OpenMP is the layer that several threads of one process may call at once.
-numba.config.THREADING_LAYER = "omp"  # type: ignore[attr-defined]
+from workers.threads import as_many_threads_as_torch
 
 
 def paged_decode(q: Tensor, k_pages: Pages, v_pages: Pages, block_table: Tensor, used: Tensor) -> Tensor:
@@ -23,7 +21,7 @@ def paged_decode(q: Tensor, k_pages: Pages, v_pages: Pages, block_table: Tensor,
         return paged_decode_torch(q, k_pages, v_pages, block_table, used)
     out = torch.empty_like(q)
     scale = np.float32(1.0 / math.sqrt(q.shape[2]))
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    as_many_threads_as_torch()
     arrays = (x.numpy() for x in (q.contiguous(), *_parts(k_pages), *_parts(v_pages), block_table, used, out))
     _kernel(*arrays, scale)
     return out
