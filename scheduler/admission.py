@@ -32,9 +32,9 @@ def _check_lengths(request: Request, limits: Limits) -> None:
     prompt, wanted = len(request.prompt), request.max_tokens
     if prompt == 0:
         raise RequestRefused("invalid_request", "the prompt is empty", "prompt")
-    if wanted < 1:
-        raise RequestRefused("invalid_request", f"max_tokens must be at least 1, got {wanted}", "max_tokens")
-    if len(request.produced) >= wanted:
+    if wanted < 0:
+        raise RequestRefused("invalid_request", f"max_tokens must be at least 0, got {wanted}", "max_tokens")
+    if request.produced and len(request.produced) >= wanted:
         raise RequestRefused("invalid_request", f"all {wanted} tokens have been produced already", "max_tokens")
     if prompt + wanted > limits.max_model_len:
         raise RequestRefused(
@@ -78,10 +78,9 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         raise RequestRefused("invalid_request", f"top_k must be 0 (off) or more, got {sampling.top_k}", "top_k")
     if not 0 <= sampling.seed < 2**64 or sampling.choice < 0:
         raise RequestRefused("invalid_request", "seed must be an integer of 64 bits", "seed")
-    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
-        raise RequestRefused(
-            "invalid_request", f"logprobs must be between 0 and {MAX_LOGPROBS}, got {sampling.logprobs}", "logprobs"
-        )
+    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None and not 0 <= count <= MAX_LOGPROBS:
+            raise RequestRefused("invalid_request", f"{name} must be between 0 and {MAX_LOGPROBS}, got {count}", name)
     for token, bias in sampling.logit_bias:
         if not 0 <= token < vocab_size:
             raise RequestRefused(

@@ -8,11 +8,14 @@ from scheduler.plan import Forward, Segment
 from scheduler.policies import Draft, Mix
 from scheduler.prefixes import Written
 from scheduler.request import Phase, Sequence
+from scheduler.scoring import Scored, gives_scores
 
 
-def book_forward(mix: Mix, block_size: int, sampling: list[Sequence], written: list[Written]) -> Forward:
-    """The workers' side of a forward. Who is sampled from is added to `sampling`, in the order of the plan, and blocks
-    that get full to `written`."""
+def book_forward(
+    mix: Mix, block_size: int, sampling: list[Sequence], written: list[Written], scored: list[Scored]
+) -> Forward:
+    """The workers' side of a forward. Who is sampled from is added to `sampling`, in the order of the plan, blocks that
+    get full to `written`, and chunks that give log-probabilities of their prompt to `scored`."""
     new_blocks = [
         (sequence.slot, block)
         for sequence in entering_a_block(mix.decodes, block_size)
@@ -26,7 +29,7 @@ def book_forward(mix: Mix, block_size: int, sampling: list[Sequence], written: l
     sampling.extend(mix.decodes)
     return Forward(
         decodes=tuple([sequence.slot for sequence in mix.decodes]),
-        chunks=tuple(_book_chunk(draft, block_size, sampling, written) for draft in mix.chunks),
+        chunks=tuple(_book_chunk(draft, block_size, sampling, written, scored) for draft in mix.chunks),
         new_blocks=tuple(new_blocks),
     )
 
@@ -44,7 +47,9 @@ def still_running(mix: Mix) -> Mix:
     )
 
 
-def _book_chunk(draft: Draft, block_size: int, sampling: list[Sequence], written: list[Written]) -> Segment:
+def _book_chunk(
+    draft: Draft, block_size: int, sampling: list[Sequence], written: list[Written], scored: list[Scored]
+) -> Segment:
     """Its blocks are told as far as it writes: those after may still turn out to be another's."""
     sequence, start = draft.sequence, draft.sequence.computed
     sequence.computed += draft.count
@@ -54,9 +59,11 @@ def _book_chunk(draft: Draft, block_size: int, sampling: list[Sequence], written
     if sample:
         sequence.pending += 1
         sampling.append(sequence)
-    return Segment(
-        sequence.slot, start, draft.count, tuple(_unsent_blocks(sequence, -(-sequence.computed // block_size))), sample
-    )
+    score = gives_scores(sequence, start, sequence.computed)
+    if score:
+        scored.append(Scored(sequence, start))
+    new_blocks = tuple(_unsent_blocks(sequence, -(-sequence.computed // block_size)))
+    return Segment(sequence.slot, start, draft.count, new_blocks, sample, score)
 
 
 def _unsent_blocks(sequence: Sequence, needed: int) -> list[int]:

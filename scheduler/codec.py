@@ -106,7 +106,7 @@ def _plan(body: Any) -> IterationPlan:
 
 
 def _forward_fields(f: Forward) -> list[Any]:
-    chunks = [[s.slot, s.start, s.count, list(s.new_blocks), s.sample] for s in f.chunks]
+    chunks = [[s.slot, s.start, s.count, list(s.new_blocks), s.sample, s.score] for s in f.chunks]
     return [list(f.decodes), chunks, [list(pair) for pair in f.new_blocks]]
 
 
@@ -138,8 +138,8 @@ def _admission(body: Any) -> Admission:
 
 
 def _segment(body: Any) -> Segment:
-    slot, start, count, new_blocks, sample = _fields(body, 5, "segment")
-    return Segment(_count(slot), _count(start), _count(count), _counts(new_blocks), _bool(sample))
+    slot, start, count, new_blocks, sample, score = _fields(body, 6, "segment")
+    return Segment(_count(slot), _count(start), _count(count), _counts(new_blocks), _bool(sample), _bool(score))
 
 
 def _sampling_fields(p: SamplingParams) -> list[Any]:
@@ -147,12 +147,12 @@ def _sampling_fields(p: SamplingParams) -> list[Any]:
         *(p.temperature, p.top_k, p.top_p, p.min_p, p.seed, p.choice),
         *(p.presence_penalty, p.frequency_penalty, p.repetition_penalty),
         [list(pair) for pair in p.logit_bias],
-        p.logprobs,
+        *(p.logprobs, p.prompt_logprobs),
     ]
 
 
 def _sampling(body: Any) -> SamplingParams:
-    f = _fields(body, 11, "sampling parameters")
+    f = _fields(body, 12, "sampling parameters")
     bias = tuple((_count(token), _float(value)) for token, value in (_fields(x, 2, "bias") for x in _list(f[9])))
     return SamplingParams(
         temperature=_float(f[0]),
@@ -166,6 +166,7 @@ def _sampling(body: Any) -> SamplingParams:
         repetition_penalty=_float(f[8]),
         logit_bias=bias,
         logprobs=None if f[10] is None else _count(f[10]),
+        prompt_logprobs=None if f[11] is None else _count(f[11]),
     )
 
 
@@ -175,17 +176,19 @@ def _result_fields(r: IterationResult) -> list[Any]:
         [[index, _logprob_fields(p)] for index, p in r.logprobs],
         [list(pair) for pair in r.errors],
         list(r.forward_s),
+        [[_logprob_fields(p) for p in chunk] for chunk in r.prompt_logprobs],
     ]
 
 
 def _result(body: Any) -> IterationResult:
-    iteration, tokens, logprobs, errors, forward_s = _fields(body, 5, "result")
+    iteration, tokens, logprobs, errors, forward_s, prompts = _fields(body, 6, "result")
     return IterationResult(
         iteration=_count(iteration),
         tokens=_ints(tokens),
         logprobs=tuple((_count(i), _logprob(p)) for i, p in (_fields(x, 2, "logprob") for x in _list(logprobs))),
         errors=tuple((_count(i), _str(text)) for i, text in (_fields(x, 2, "error") for x in _list(errors))),
         forward_s=tuple(_float(x) for x in _list(forward_s)),
+        prompt_logprobs=tuple(_logprobs(chunk) for chunk in _list(prompts)),
     )
 
 
@@ -197,6 +200,10 @@ def _logprob(body: Any) -> TokenLogprob:
     logprob, top = _fields(body, 2, "logprob")
     pairs = (_fields(x, 2, "alternative") for x in _list(top))
     return TokenLogprob(_float(logprob), tuple((_count(token), _float(value)) for token, value in pairs))
+
+
+def _logprobs(body: Any) -> tuple[TokenLogprob, ...]:
+    return tuple(_logprob(p) for p in _list(body))
 
 
 def _request_fields(r: Request) -> list[Any]:
@@ -255,19 +262,21 @@ def _delta_fields(d: Delta) -> list[Any]:
         *(d.request_id, list(d.tokens), [_logprob_fields(p) for p in d.logprobs]),
         *(None if d.finish is None else d.finish.value, d.reason, d.cached_tokens),
         None if d.grant is None else _grant_fields(d.grant),
+        [_logprob_fields(p) for p in d.prompt_logprobs],
     ]
 
 
 def _delta(body: Any) -> Delta:
-    request_id, tokens, logprobs, finish, reason, cached, grant = _fields(body, 7, "delta")
+    request_id, tokens, logprobs, finish, reason, cached, grant, prompt = _fields(body, 8, "delta")
     return Delta(
         request_id=_str(request_id),
         tokens=_counts(tokens),
-        logprobs=tuple(_logprob(p) for p in _list(logprobs)),
+        logprobs=_logprobs(logprobs),
         finish=None if finish is None else _finish(finish),
         reason=_optional_str(reason),
         cached_tokens=_count(cached),
         grant=None if grant is None else _grant(grant),
+        prompt_logprobs=_logprobs(prompt),
     )
 
 

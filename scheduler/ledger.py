@@ -15,12 +15,25 @@ class Ledger:
         self._served: list[Served] = []
 
     def book(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> Delta:
-        """Add a token to its sequence. The delta is told, but for the last one, which `close` is to tell."""
+        """Add a token to its sequence. The delta is told, but for the last one, which `close` is to tell.
+
+        With `max_tokens` 0 the token after the prompt is not wanted: it only says that the prompt is computed.
+        """
         sequence.tokens.append(token)
         last = len(sequence.tokens) >= sequence.final_length
+        if last and not sequence.request.max_tokens:
+            return Delta(
+                sequence.request_id,
+                finish=Finish.LENGTH,
+                cached_tokens=sequence.cached_tokens,
+                prompt_logprobs=sequence.take_prompt_logprobs(),
+            )
         gap, cached = None, 0
+        scores: tuple[TokenLogprob, ...] = ()
         if sequence.last_token_at is None:
             sequence.first_token_at, cached = now, sequence.cached_tokens
+            if sequence.scores_wanted:
+                scores = sequence.take_prompt_logprobs()
         else:
             gap = now - sequence.last_token_at
             if gap > sequence.largest_gap_s:
@@ -28,8 +41,8 @@ class Ledger:
         sequence.last_token_at = now
         self._timings.append(TokenTiming(sequence.request_id, now - sequence.arrival, gap, last))
         if last:
-            return Delta(sequence.request_id, (token,), logprobs, Finish.LENGTH, None, cached)
-        delta = Delta(sequence.request_id, (token,), logprobs, None, None, cached)
+            return Delta(sequence.request_id, (token,), logprobs, Finish.LENGTH, None, cached, None, scores)
+        delta = Delta(sequence.request_id, (token,), logprobs, None, None, cached, None, scores)
         self._deltas.append(delta)
         return delta
 

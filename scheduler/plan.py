@@ -35,7 +35,8 @@ class Segment:
     """`count` tokens of one slot, at positions start .. start + count - 1, in one forward.
 
     `new_blocks` are appended to the slot's block table first. With `sample`, the token after the segment's last one is
-    sampled from that position's logits and appended to the slot's tokens: that is what a later segment reads.
+    sampled from that position's logits and appended to the slot's tokens: that is what a later segment reads. With
+    `score`, the log-probability of the token after each of its tokens is told, as far as those are of the prompt.
     """
 
     slot: int
@@ -43,6 +44,7 @@ class Segment:
     count: int
     new_blocks: tuple[int, ...] = ()
     sample: bool = False
+    score: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class IterationResult:
     """The worker group's answer to a plan: `tokens` sampled in the order of the plan, a forward's decodes before its
     chunks; log-probabilities by their index where they were asked for; seconds of each forward.
 
+    `prompt_logprobs` are of each chunk with `score`, in the order of the plan.
+
     Where one sequence could not be sampled its token is NO_TOKEN, and `errors` says why by the same index.
     """
 
@@ -91,3 +95,4 @@ class IterationResult:
     logprobs: tuple[tuple[int, TokenLogprob], ...] = ()
     errors: tuple[tuple[int, str], ...] = ()
     forward_s: tuple[float, ...] = ()
+    prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()

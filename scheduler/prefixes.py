@@ -173,7 +173,7 @@ class Prefixes:
 
     def _shareable(self, sequence: Sequence) -> int:
         """Its full blocks that somebody else may have computed for it."""
-        return (sequence.length - 1) // self._pool.block_size
+        return 0 if sequence.computes_itself else (sequence.length - 1) // self._pool.block_size
 
     def _digest(self, sequence: Sequence, index: int) -> bytes:
         """Of its full block `index`, and all before. What was found out once is kept: tokens never change."""

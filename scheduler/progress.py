@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler.budget import Decision
@@ -12,6 +12,7 @@ from scheduler.policies import Mix
 from scheduler.prefixes import Written
 from scheduler.request import Sequence
 from scheduler.roofline import Features
+from scheduler.scoring import Scored
 from scheduler.slo import Outcome, Promise
 
 
@@ -31,7 +32,8 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """A plan under way: who is sampled from, in the order of the plan, what each of its forwards costs by, why it is
-    as large as it is, its chunks, whom it made give way, and which sequences fill blocks in it."""
+    as large as it is, its chunks, whom it made give way, which sequences fill blocks in it, and which chunks score
+    their prompt."""
 
     sampling: list[Sequence]
     features: tuple[Features, ...]
@@ -39,6 +41,7 @@ class InFlight:
     chunks: tuple[Chunk, ...]
     preempted: tuple[str, ...]
     written: list[Written]
+    scored: list[Scored] = field(default_factory=list)
 
     def failed(self, result: IterationResult) -> list[Sequence]:
         """Those that could not be sampled from."""

@@ -17,7 +17,8 @@ class Request:
 
     `prompt` are token ids; `produced` the tokens that were already generated and published before (empty for a new
     request). `max_tokens` bounds all generated tokens, `produced` included. Generation ends at a token of
-    `stop_token_ids` (the stop token itself is not published). `age_s` is how long ago the client's request arrived when
+    `stop_token_ids` (the stop token itself is not published). With `max_tokens` 0 it ends once its prompt is computed.
+    `age_s` is how long ago the client's request arrived when
     this was sent, so that clocks of different machines never meet. `promise` None: that of the server's class
     `slo_class` applies, or its default. KV is reused among requests of the same `cache_salt` only.
     Where several tenants wait, each enters in proportion to its `weight` (`scheduler.line`).
@@ -48,7 +49,8 @@ class Finish(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of a generated token, and the likeliest alternatives as (token, logprob), best first."""
+    """Log-probability of a token after those before it, and the likeliest alternatives as (token, logprob), best
+    first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -59,7 +61,9 @@ class Delta(NamedTuple):  # which is frozen as well, and made in a third of the 
 
     `reason` says more about the end: the id of the stop token, `kv_capacity` for a sequence that outgrew the pool
     alone, or an error in words. `cached_tokens` are prompt tokens whose KV was reused (on the first delta). `grant`
-    comes before the first token, where the promise could not be given as it was asked for.
+    comes before the first token, where the promise could not be given as it was asked for. `prompt_logprobs` are of all
+    tokens of the prompt but the first, where they were asked for: with the first token, or with the end where there is
+    none; not again for a request that had `produced` some before.
     """
 
     request_id: str
@@ -69,6 +73,7 @@ class Delta(NamedTuple):  # which is frozen as well, and made in a third of the 
     reason: str | None = None
     cached_tokens: int = 0
     grant: Grant | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Phase(Enum):
@@ -120,6 +125,8 @@ class Sequence:
     kept: list[int] = field(default_factory=list)
     """Host blocks that hold what was computed of it, while it waits to come back."""
     kept_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Those known so far, of its prompt's tokens from the second on, until they are told."""
     first_token_at: float | None = None
     last_token_at: float | None = None
     largest_gap_s: float = 0.0
@@ -129,13 +136,27 @@ class Sequence:
     """Tokens that came with the request: its prompt, and what it had produced in an earlier life."""
     final_length: int = field(init=False)
     """Tokens there are once it has generated all that it may."""
+    scores_wanted: int = field(init=False)
+    """So many log-probabilities of its prompt are to be told; 0 once they are."""
 
     def __post_init__(self) -> None:
         request = self.request
         self.request_id = request.request_id
-        self.stop_token_ids = request.stop_token_ids
+        self.stop_token_ids = request.stop_token_ids if request.max_tokens else ()  # nothing is generated to stop at
         self.given = len(request.prompt) + len(request.produced)
         self.final_length = len(request.prompt) + request.max_tokens
+        scores = request.sampling.prompt_logprobs is not None and not request.produced
+        self.scores_wanted = len(request.prompt) - 1 if scores else 0
+
+    @property
+    def computes_itself(self) -> bool:
+        """Whether others' KV is of no use to it: log-probabilities of its prompt are still missing."""
+        return len(self.prompt_logprobs) < self.scores_wanted
+
+    def take_prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """To be told, once."""
+        taken, self.prompt_logprobs, self.scores_wanted = tuple(self.prompt_logprobs), [], 0
+        return taken
 
     @property
     def length(self) -> int:

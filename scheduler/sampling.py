@@ -14,7 +14,8 @@ class SamplingParams:
 
     temperature 0 is greedy. top_k 0 and top_p 1 and min_p 0 switch the respective filter off. Random numbers are
     keyed by (seed, choice, position), so that neither batch nor chunking nor preemption can change a token.
-    `logprobs` is None for none, or the number of alternatives (0: only the chosen token's).
+    `logprobs` is None for none, or the number of alternatives (0: only the chosen token's); `prompt_logprobs` the same
+    for the prompt's tokens, all but the first.
     """
 
     temperature: float = 1.0
@@ -28,6 +29,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = field(default=())
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:

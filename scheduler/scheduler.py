@@ -31,6 +31,7 @@ from scheduler.progress import InFlight, Served, TokenTiming, chunks_of
 from scheduler.queueing import check_queue
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
 from scheduler.residents import Residents
+from scheduler.scoring import Scored, learn_scores
 from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Promise, PromiseBook, UnknownClass
 from scheduler.swap import HostPool
 from scheduler.tally import PreemptionCause, Tally
@@ -254,6 +255,7 @@ class Scheduler:
         self._iteration += 1
         sampling: list[Sequence] = []
         written: list[Written] = []
+        scored: list[Scored] = []
         features, chunks = tuple(mix.features for mix in granted), chunks_of(granted)
         preempted, self._gave_way = tuple(self._gave_way), []
         plan = IterationPlan(
@@ -261,12 +263,12 @@ class Scheduler:
             admissions=self._residents.take_admissions(),
             releases=self._residents.take_releases(),
             swaps=self.host.take_swaps(),
-            forwards=tuple(book_forward(mix, self.pool.block_size, sampling, written) for mix in granted),
+            forwards=tuple(book_forward(mix, self.pool.block_size, sampling, written, scored) for mix in granted),
         )
         for sequence in (draft.sequence for mix in granted for draft in mix.chunks):
             sequence.chunk_at = self._iteration
         decision = self.policy.decision
-        self._in_flight[plan.iteration] = InFlight(sampling, features, decision, chunks, preempted, written)
+        self._in_flight[plan.iteration] = InFlight(sampling, features, decision, chunks, preempted, written, scored)
         return plan
 
     def under_way(self, iteration: int) -> InFlight:
@@ -284,7 +286,13 @@ class Scheduler:
         sampling = under_way.sampling
         if len(sampling) != len(result.tokens):
             raise ValueError(f"{len(result.tokens)} tokens where iteration {result.iteration} samples {len(sampling)}")
+        if len(under_way.scored) != len(result.prompt_logprobs):
+            raise ValueError(
+                f"{len(result.prompt_logprobs)} prompts' chunks scored where {len(under_way.scored)} were to be"
+            )
         deltas = self.take_deltas()
+        for sequence, reason in learn_scores(under_way.scored, result.prompt_logprobs):
+            self._end(sequence, Finish.ERROR, reason)
         logprobs, errors = dict(result.logprobs), dict(result.errors)
         self.prefixes.learn(under_way.written, under_way.failed(result))
         for index, (sequence, token) in enumerate(zip(sampling, result.tokens, strict=True)):
@@ -381,7 +389,8 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, finish: Finish, reason: str | None = None) -> None:
         cached = sequence.cached_tokens if sequence.first_token_at is None else 0
-        self._finish(sequence, Delta(sequence.request_id, finish=finish, reason=reason, cached_tokens=cached))
+        scores = sequence.take_prompt_logprobs() if sequence.scores_wanted else ()
+        self._finish(sequence, Delta(sequence.request_id, (), (), finish, reason, cached, None, scores))
 
     def _finish(self, sequence: Sequence, last: Delta) -> None:
         if sequence.phase is Phase.RUNNING:

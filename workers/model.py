@@ -147,11 +147,21 @@ class LlamaModel:
         self, tokens: Tensor, positions: Tensor, kv: KvCache, attend: Attention, layout: Layout, sample_rows: Tensor
     ) -> Tensor:
         """tokens, positions [T]; sample_rows [S] indices into T. Returns logits [S, vocab], the same on every rank."""
+        return self.logits(self.hidden(tokens, positions, kv, attend, layout), sample_rows)
+
+    @torch.inference_mode()
+    def hidden(self, tokens: Tensor, positions: Tensor, kv: KvCache, attend: Attention, layout: Layout) -> Tensor:
+        """tokens, positions [T]. Returns what the last layer gives, [T, hidden]."""
         x = self._embed(tokens)  # [T, hidden]
         angles = self.rope.at(positions, x.dtype)
         for layer, pages in zip(self.layers, kv.layers, strict=True):
             x = layer(x, angles, pages, attend, layout)
-        sampled = rms_norm(x.index_select(0, sample_rows), self.norm, self._eps)  # [S, hidden]
+        return x
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """hidden [T, hidden], rows [S] indices into T. Returns logits [S, vocab], the same on every rank."""
+        sampled = rms_norm(hidden.index_select(0, rows), self.norm, self._eps)  # [S, hidden]
         if sampled.shape[0] == 0:
             return sampled.new_empty(0, self.config.vocab_size)
         return self.ranks.gather_columns(self.head(sampled), self.config.vocab_size)

@@ -144,13 +144,18 @@ def _logprobs(scores: Tensor, rows: list[Row], tokens: NDArray[np.int64]) -> dic
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     if not wanted:
         return {}
-    table = torch.log_softmax(_take(scores, wanted), dim=1)
-    chosen = table.gather(1, torch.from_numpy(tokens[wanted]).to(table.device).unsqueeze(1)).squeeze(1).tolist()
-    most = max(rows[i].params.logprobs or 0 for i in wanted)
+    counts = [rows[i].params.logprobs or 0 for i in wanted]
+    return dict(zip(wanted, token_logprobs(_take(scores, wanted), tokens[wanted], counts), strict=True))
+
+
+def token_logprobs(scores: Tensor, tokens: NDArray[np.int64], counts: list[int]) -> list[TokenLogprob]:
+    """Of one token in each row of logits [rows, vocab], with so many of the row's likeliest alternatives."""
+    table = torch.log_softmax(scores, dim=1)
+    chosen = table.gather(1, torch.from_numpy(tokens).to(table.device).unsqueeze(1)).squeeze(1).tolist()
+    most = max(counts, default=0)
     top = table.topk(most, dim=1) if most else None
-    found = {}
-    for k, i in enumerate(wanted):
-        count = rows[i].params.logprobs or 0
+    found = []
+    for k, count in enumerate(counts):
         pairs = [] if top is None else zip(top.indices[k, :count].tolist(), top.values[k, :count].tolist(), strict=True)
-        found[i] = TokenLogprob(chosen[k], tuple(pairs))
+        found.append(TokenLogprob(chosen[k], tuple(pairs)))
     return found

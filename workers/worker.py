@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scheduler.plan import Forward, IterationPlan, IterationResult
+from scheduler.request import TokenLogprob
 from workers.attention import PAGE_SIZE, check_page_size, make_attention, make_layout, token_positions
 from workers.config import WorkerConfig, WorkerDescription
 from workers.drawing import prepare as prepare_drawing
@@ -31,7 +32,8 @@ from workers.loader import checkpoint_dtype
 from workers.model import LlamaModel, Shard, check_degree, read_config
 from workers.parallel import Ranks
 from workers.sampler import Row, Sampled, sample
-from workers.slots import PlanError, Slots
+from workers.scoring import MOST_ROWS, score
+from workers.slots import Batch, PlanError, Slots
 from workers.worst_case import Shape, by_counting, on_cuda, plan_of, worst_shape
 
 
@@ -177,10 +179,11 @@ class Worker:
                 raise PlanError("a swap where no host memory is")
             self._host.carry_out(swap)
         sampled: list[Sampled] = []
+        scored: list[tuple[TokenLogprob, ...]] = []
         seconds: list[float] = []
         for forward in plan.forwards:
             started = time.perf_counter()
-            sampled += self._forward(forward, self._slots)
+            sampled += self._forward(forward, self._slots, scored)
             seconds.append(time.perf_counter() - started)
         if self._transfer is not None:
             self._transfer.computed()
@@ -190,24 +193,48 @@ class Worker:
             logprobs=tuple((i, s.logprob) for i, s in enumerate(sampled) if s.logprob is not None),
             errors=tuple((i, s.error) for i, s in enumerate(sampled) if s.error is not None),
             forward_s=tuple(seconds),
+            prompt_logprobs=tuple(scored),
         )
 
-    def _forward(self, forward: Forward, slots: Slots) -> list[Sampled]:
+    def _forward(self, forward: Forward, slots: Slots, scored: list[tuple[TokenLogprob, ...]]) -> list[Sampled]:
+        """What is sampled; log-probabilities of prompts are added to `scored`."""
         assert self._cache is not None  # allocated together with the slots
         batch = slots.batch(forward, self._cache.blocks, self.block_size)
         positions = token_positions(batch.starts, batch.counts)
         tokens = slots.tokens[np.repeat(batch.slots, batch.counts), positions]
         layout = make_layout(batch.starts, batch.counts, slots.tables[batch.slots], self.block_size, self._device)
         last_rows = np.cumsum(batch.counts)[batch.sampling] - 1
-        logits = self.model(
+        hidden = self.model.hidden(
             torch.from_numpy(tokens).to(self._device),
             torch.from_numpy(positions).to(self._device),
             self._cache,
             self._attend,
             layout,
-            torch.from_numpy(last_rows.astype(np.int64)).to(self._device),
         )
+        scored += self._score(forward, batch, hidden, slots)
+        logits = self.model.logits(hidden, torch.from_numpy(last_rows.astype(np.int64)).to(self._device))
         return self._sample(logits, batch.slots[batch.sampling], slots)
+
+    def _score(self, forward: Forward, batch: Batch, hidden: Tensor, slots: Slots) -> list[tuple[TokenLogprob, ...]]:
+        """Of the chunks that say so, log-probabilities of their prompts' tokens."""
+        found = []
+        for index, chunk in enumerate(forward.chunks, len(forward.decodes)):
+            if chunk.score:
+                params, end = slots.sampling[chunk.slot], chunk.start + chunk.count
+                assert params is not None  # the batch was built from taken slots
+                following = slots.tokens[chunk.slot, chunk.start + 1 : min(end + 1, slots.prompt_lengths[chunk.slot])]
+                first_row = int(batch.counts[:index].sum())
+                most_rows = min(MOST_ROWS, self.config.max_running)  # for as many there is memory to sample from
+                found.append(
+                    score(
+                        lambda rows: self.model.logits(hidden, rows.to(self._device)),
+                        first_row,
+                        following,
+                        params.prompt_logprobs or 0,
+                        most_rows,
+                    )
+                )
+        return found
 
     def _sample(self, logits: Tensor, sampled_slots: NDArray[np.int64], slots: Slots) -> list[Sampled]:
         rows = []

@@ -17,6 +17,7 @@ from deploy.api.authentication import Authentication, key_of
 from deploy.api.body import read_body
 from deploy.api.boundary import Boundary
 from deploy.api.choice import Choice
+from deploy.api.echo import Echo
 from deploy.api.errors import ApiError, install_error_handlers, shorten
 from deploy.api.formats import ChatFormat, CompletionFormat, Format
 from deploy.api.job import Job, check_parameters, make_job
@@ -92,10 +93,13 @@ class Api:
         body, raw_prompts = await read_body(request, self._settings.max_body_bytes, understand)
         prompts = await self._encoder.prompts(raw_prompts, body.add_special_tokens)
         job = self._job(body, prompts, arrived, request)
-        echo = [self._tokenizer.decode(p.tokens) if p.text is None else p.text for p in prompts] if body.echo else []
+        scored = body.prompt_logprobs_wanted is not None
+        echoes = await self._encoder.echoes(prompts, scored) if body.echo else []
         common = (job, self._engine.info.served_model_name, self._tokenizer)
-        form = CompletionFormat(*common, body.return_token_ids, body.logprobs is not None, echo=echo)
-        return self._answer(form, body, [len(text) for text in echo for _ in range(body.n)])
+        form = CompletionFormat(
+            *common, body.return_token_ids, body.logprobs is not None, echo=[echo.text for echo in echoes]
+        )
+        return self._answer(form, body, [echo for echo in echoes for _ in range(body.n)])
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
@@ -177,17 +181,19 @@ class Api:
         eos, slo = self._tokenizer.eos_token_ids, request.headers.get(SLO_HEADER)
         return make_job(body, prompts, self._engine.info, eos, self._settings, arrived, slo, key_of(request))
 
-    def _answer(self, form: Format, body: Sampling, offsets: list[int]) -> Answer:
-        """`offsets`: where each choice's own text begins, where that is not at 0."""
+    def _answer(self, form: Format, body: Sampling, echoes: list[Echo]) -> Answer:
+        """`echoes`: what comes before each choice's own text, or nothing."""
         job = form.job
+        before = echoes or [Echo("")] * len(job.requests)
         choices = [
             Choice(
                 self._tokenizer.detokenizer(request.prompt, body.skip_special_tokens),
                 StopStrings(job.stop, body.include_stop_str_in_output),
                 job.user_stop_token_ids,
-                offsets[index] if offsets else 0,
+                len(echo.text),
+                echo.scored,
             )
-            for index, request in enumerate(job.requests)
+            for request, echo in zip(job.requests, before, strict=True)
         ]
         return Answer(self._engine, form, choices, body, self._settings)
 

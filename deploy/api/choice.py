@@ -14,10 +14,11 @@ from workers.detokenizer import Detokenizer
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A generated token with its log-probability. `offset` counts characters from the beginning of the text."""
+    """A token with its log-probability (None: it is the first of all). `offset` counts characters from the beginning of
+    the text."""
 
     token: int
-    logprob: TokenLogprob
+    logprob: TokenLogprob | None
     offset: int
 
 
@@ -33,13 +34,22 @@ class Piece:
 
 
 class Choice:
-    """`offset` is where its text begins in what the client sees (after an echoed prompt)."""
+    """`offset` is where its text begins in what the client sees (after an echoed prompt). `scored` are the tokens of a
+    prompt whose log-probabilities are to come first, each with the offset of its text."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: StopStrings, user_stops: frozenset[int], offset: int) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: StopStrings,
+        user_stops: frozenset[int],
+        offset: int,
+        scored: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._user_stops = user_stops
         self._characters = offset
+        self._scored = scored
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.finished = False
@@ -48,7 +58,7 @@ class Choice:
         """Raises ApiError where the engine ended the request without success."""
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         text, used, stopped_by = "", 0, None
-        records = []
+        records = self._prompt_records(delta)
         for token, logprob in zip_longest(delta.tokens, delta.logprobs):
             used += 1
             if logprob is not None:
@@ -67,6 +77,14 @@ class Choice:
         self.finished = stopped_by is not None or delta.finish is not None
         finish_reason, stop_reason = self._reasons(delta, stopped_by)
         return Piece(text, delta.tokens[:used], tuple(records), finish_reason, stop_reason)
+
+    def _prompt_records(self, delta: Delta) -> list[TokenRecord]:
+        """Of the prompt, once. Of one that failed there may be fewer than tokens."""
+        scored, self._scored = self._scored, ()
+        if not scored:
+            return []
+        logprobs = (None, *delta.prompt_logprobs)
+        return [TokenRecord(token, logprob, at) for (token, at), logprob in zip(scored, logprobs, strict=False)]
 
     def _add(self, text: str) -> tuple[str, str | None]:
         self._characters += len(text)

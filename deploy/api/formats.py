@@ -114,13 +114,15 @@ class CompletionFormat(Format):
     def _logprobs(self, records: Sequence[TokenRecord]) -> JsonObject:
         return {
             "tokens": [self.escaped(record.token, "bytes:") for record in records],
-            "token_logprobs": [finite(record.logprob.logprob) for record in records],
+            "token_logprobs": [finite(r.logprob.logprob) if r.logprob is not None else None for r in records],
             "top_logprobs": [self._top(record) for record in records],
             "text_offset": [record.offset for record in records],
         }
 
-    def _top(self, record: TokenRecord) -> dict[str, float]:
+    def _top(self, record: TokenRecord) -> dict[str, float] | None:
         """The likeliest tokens and the chosen one. Where two have the same text, the likelier one counts."""
+        if record.logprob is None:
+            return None
         top: dict[str, float] = {}
         for token, logprob in (*record.logprob.top, (record.token, record.logprob.logprob)):
             top.setdefault(self.escaped(token, "bytes:"), finite(logprob))
@@ -156,6 +158,7 @@ class ChatFormat(Format):
         return {"content": [self._record(record) for record in piece.logprobs], "refusal": None}
 
     def _record(self, record: TokenRecord) -> JsonObject:
+        assert record.logprob is not None  # a chat has no echo
         top = [self._token(token, logprob) for token, logprob in record.logprob.top]
         return {**self._token(record.token, record.logprob.logprob), "top_logprobs": top}
 

@@ -61,12 +61,8 @@ def check_parameters(body: Sampling, vocab_size: int, settings: ApiSettings) -> 
             raise bad_request(f"best_of must be at least n ({body.n}), got {body.best_of}", "best_of")
         if body.best_of is not None and body.best_of > body.n:
             raise bad_request("best_of above n is not supported by this server", "best_of", "unsupported_parameter")
-        if body.echo and body.logprobs is not None:
-            raise bad_request(
-                "logprobs of the prompt (echo with logprobs) are not supported by this server",
-                "logprobs",
-                "unsupported_parameter",
-            )
+        if body.max_tokens == 0 and not body.echo:
+            raise bad_request("max_tokens can be 0 only with echo: there is no answer otherwise", "max_tokens")
 
 
 def make_job(
@@ -176,6 +172,7 @@ def _sampling(body: Sampling, seed: int, choice: int, logit_bias: tuple[tuple[in
         repetition_penalty=body.repetition_penalty,
         logit_bias=logit_bias,
         logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs_wanted if isinstance(body, CompletionRequest) else None,
     )
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from deploy.api.echo import Echo, echo_of
 from deploy.api.errors import ApiError, bad_request, shorten
 from deploy.api.schemas import ChatRequest, Message
 from deploy.api.settings import ApiSettings
@@ -131,6 +132,12 @@ class Encoder:
             return [self._encode(item, add_special_tokens) for item in raw]
 
         return await self._on_thread(encode)
+
+    async def echoes(self, prompts: Sequence[Prompt], scored: bool) -> list[Echo]:
+        """How each is echoed; with `scored`, where its tokens begin."""
+        return await self._on_thread(
+            lambda: [echo_of(prompt.tokens, prompt.text, self._tokenizer, scored) for prompt in prompts]
+        )
 
     async def chat(self, request: ChatRequest, messages: list[dict[str, str]]) -> Prompt:
         """Raises ApiError where the template refuses the messages, or the prompt has too many tokens."""

@@ -70,9 +70,11 @@ class Sampling(Strict):
 
 
 class CompletionRequest(Sampling):
-    """`prompt` is checked by hand (`prompts.parse_prompts`), because it may be long and has four shapes."""
+    """`prompt` is checked by hand (`prompts.parse_prompts`), because it may be long and has four shapes. With `echo`
+    its text comes before the completion, which may be empty then, and its log-probabilities before those of that."""
 
     prompt: Any
+    max_tokens: int | None = Field(default=None, ge=0)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = Field(default=None, ge=1, le=MAX_N)
@@ -81,6 +83,10 @@ class CompletionRequest(Sampling):
     @property
     def top_logprobs_wanted(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_logprobs_wanted(self) -> int | None:
+        return self.logprobs if self.echo else None
 
 
 class TextPart(Strict):

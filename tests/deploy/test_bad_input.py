@@ -225,11 +225,6 @@ async def test_unsupported_fields(client: httpx.AsyncClient, path: str, field: s
     assert (error["code"], error["param"]) == ("unsupported_parameter", field)
 
 
-async def test_prompt_logprobs_are_not_supported(client: httpx.AsyncClient) -> None:
-    error = await refused(client, COMPLETIONS, echo=True, logprobs=1)
-    assert (error["code"], error["param"]) == ("unsupported_parameter", "logprobs")
-
-
 async def test_unknown_fields(client: httpx.AsyncClient) -> None:
     error = await refused(client, CHAT, temprature=0.5)
     assert (error["code"], error["param"]) == ("unknown_parameter", "temprature")

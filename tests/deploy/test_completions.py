@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from cluster.local import LocalEngine
-from tests.deploy.conftest import MAX_MODEL_LEN, MODEL
+from tests.deploy.conftest import CHUNK_SIZE, MAX_MODEL_LEN, MODEL
 from tests.deploy.wire import JsonObject, events, finishes, text_of
 from workers.tokenizer import Tokenizer
 
@@ -239,3 +239,49 @@ async def test_models_health_metrics(client: httpx.AsyncClient, engine: LocalEng
     metrics = await client.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain")
     assert "stallfree_" in metrics.text
+
+
+async def test_log_probabilities_of_the_prompt(client: httpx.AsyncClient, tokenizer: Tokenizer) -> None:
+    """Whole and streamed, as text and as token ids, with a completion and without one, in several chunks."""
+    text = FRANCE + " Paris, and that of Japan is Tokyo." * 5
+    ids, fields = tokenizer.encode(text), {"echo": True, "logprobs": 2}
+    assert len(ids) > CHUNK_SIZE
+    choice = (await ask(client, COMPLETIONS, prompt=text, max_tokens=3, **fields))["choices"][0]
+    found = choice["logprobs"]
+    assert {len(column) for column in found.values()} == {len(ids) + 3}
+    assert "".join(found["tokens"]) == choice["text"]
+    assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+    assert all(value <= 0 for value in found["token_logprobs"][1:])
+    assert all(len(top) in (2, 3) for top in found["top_logprobs"][1:])
+    assert found["text_offset"] == [len("".join(found["tokens"][:index])) for index in range(len(ids) + 3)]
+    own = (await ask(client, COMPLETIONS, prompt=text, max_tokens=3, logprobs=2))["choices"][0]["logprobs"]
+    assert found["tokens"][-3:] == own["tokens"]
+    assert found["token_logprobs"][-3:] == pytest.approx(own["token_logprobs"], abs=1e-4)
+
+    alone = await ask(client, COMPLETIONS, prompt=[ids, ids], n=2, max_tokens=0, **fields)
+    assert alone["usage"]["completion_tokens"] == 0
+    assert alone["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert len(alone["choices"]) == 4
+    for each in alone["choices"]:
+        assert (each["text"], each["finish_reason"]) == (text, "length")
+        assert each["logprobs"]["tokens"] == found["tokens"][:-3]
+        assert each["logprobs"]["token_logprobs"][1:] == pytest.approx(found["token_logprobs"][1:-3], abs=1e-4)
+
+    streamed = await ask_streamed(client, COMPLETIONS, prompt=text, max_tokens=3, **fields)
+    parts = [event["choices"][0] for event in streamed if event["choices"]]
+    assert parts[0]["text"].startswith(text)
+    assert "".join(part["text"] for part in parts) == choice["text"]
+    joined = [value for part in parts for value in part["logprobs"]["token_logprobs"]]
+    assert joined[1:] == pytest.approx(found["token_logprobs"][1:], abs=1e-4)
+
+
+async def test_a_prompt_alone(client: httpx.AsyncClient) -> None:
+    answer = await ask(client, COMPLETIONS, prompt=FRANCE, max_tokens=0, echo=True)
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["logprobs"]) == (FRANCE, "length", None)
+    assert answer["usage"]["completion_tokens"] == 0
+    streamed = await ask_streamed(client, COMPLETIONS, prompt=FRANCE, max_tokens=0, echo=True)
+    assert (text_of(streamed), finishes(streamed)) == (FRANCE, ["length"])
+    refused = await client.post(COMPLETIONS, json={"model": MODEL, "prompt": FRANCE, "max_tokens": 0})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "max_tokens"

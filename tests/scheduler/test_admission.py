@@ -29,7 +29,7 @@ def fresh(config: SchedulerConfig = CONFIG) -> Run:
     ("bad", "code", "numbers"),
     [
         (replace(GOOD, prompt=()), "invalid_request", ["empty"]),
-        (replace(GOOD, max_tokens=0), "invalid_request", ["at least 1"]),
+        (replace(GOOD, max_tokens=-1), "invalid_request", ["at least 0", "-1"]),
         (replace(GOOD, prompt=(1,) * 32, max_tokens=1), "context_length_exceeded", ["33", "32"]),
         (replace(GOOD, prompt=(1,) * 17, max_tokens=1), "kv_capacity_exceeded", ["needs 5", "has 4"]),
         (replace(GOOD, prompt=(1, VOCAB)), "invalid_request", [str(VOCAB)]),

@@ -30,9 +30,10 @@ samplings = st.builds(
     choice=counts,
     logit_bias=pairs,
     logprobs=st.none() | counts,
+    prompt_logprobs=st.none() | counts,
 )
 logprobs = st.builds(TokenLogprob, floats, pairs)
-segments = st.builds(Segment, counts, counts, counts, token_lists, st.booleans())
+segments = st.builds(Segment, counts, counts, counts, token_lists, st.booleans(), st.booleans())
 blocks = st.lists(st.tuples(counts, counts), max_size=3).map(tuple)
 forwards = st.builds(Forward, token_lists, st.lists(segments, max_size=3).map(tuple), blocks)
 swaps = st.builds(
@@ -57,6 +58,7 @@ results = st.builds(
     st.lists(st.tuples(counts, logprobs), max_size=3).map(tuple),
     st.lists(st.tuples(counts, st.text()), max_size=3).map(tuple),
     st.lists(floats, max_size=2).map(tuple),
+    st.lists(st.lists(logprobs, max_size=3).map(tuple), max_size=2).map(tuple),
 )
 times = st.floats(1e-3, 3600)
 promise = st.builds(Promise, times, times, st.none() | times)
@@ -75,6 +77,7 @@ deltas = st.builds(
     st.none() | st.text(),
     counts,
     st.none() | st.builds(Grant, promise, floats, st.booleans()),
+    st.lists(logprobs, max_size=3).map(tuple),
 )
 DECODERS = (codec.decode_plan, codec.decode_result, codec.decode_requests, codec.decode_deltas)
 

@@ -17,7 +17,7 @@ from scheduler.policies import POLICIES, Policy, make_policy
 from scheduler.request import Finish, Request
 from scheduler.sampling import SamplingParams
 from scheduler.scheduler import KV_CAPACITY, Scheduler, SchedulerConfig
-from tests.scheduler.world import VOCAB, Run, expected_tokens
+from tests.scheduler.world import VOCAB, Run, expected_scores, expected_tokens
 
 policies = st.sampled_from(sorted(POLICIES))
 COST = Coefficients(0.002, 0.04, 0.0025, 1e-6, 1e-7, 1e-4, 2.0)
@@ -41,7 +41,8 @@ def setups(draw: st.DrawFn) -> tuple[SchedulerConfig, str, int]:
 def requests(draw: st.DrawFn, name: str) -> Request:
     prompt = tuple(draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40)))
     stops = tuple(draw(st.lists(st.integers(0, VOCAB - 1), max_size=2)))
-    return Request(name, prompt, draw(st.integers(1, 30)), SamplingParams(), stops)
+    sampling = SamplingParams(prompt_logprobs=draw(st.sampled_from([None, None, 0])))
+    return Request(name, prompt, draw(st.integers(0, 30)), sampling, stops)
 
 
 def policy_of(name: str, chunk_size: int) -> Policy:
@@ -108,6 +109,7 @@ def test_every_request_ends_with_the_tokens_it_would_have_alone(
             assert config.num_blocks * config.block_size < needed + 1, "only what outgrew the whole pool ends by it"
         else:
             assert tokens == expected
+            assert run.scores[name] == expected_scores(request)
 
 
 @settings(max_examples=100, deadline=None)

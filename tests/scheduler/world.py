@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from scheduler.codec import decode_plan, decode_result, encode_plan, encode_result
 from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment, Swap
-from scheduler.request import Delta, Request
+from scheduler.request import Delta, Request, TokenLogprob
 from scheduler.residents import MOST_PREEMPTIONS
 from scheduler.scheduler import Scheduler
 
@@ -34,6 +34,18 @@ def expected_tokens(request: Request) -> list[int]:
             break
         tokens.append(token)
     return tokens[len(request.prompt) + len(request.produced) :]
+
+
+def score_after(tokens: list[int]) -> TokenLogprob:
+    """Of the last token after those before it, a number that depends on all that `next_token` sees."""
+    return TokenLogprob(-float(next_token(tokens)))
+
+
+def expected_scores(request: Request) -> list[TokenLogprob]:
+    """Log-probabilities of its prompt that a request must get."""
+    if request.sampling.prompt_logprobs is None or request.produced:
+        return []
+    return [score_after(list(request.prompt[:end])) for end in range(2, len(request.prompt) + 1)]
 
 
 @dataclass
@@ -70,6 +82,8 @@ class StrictWorker:
     """Blocks that were copied back and not written since."""
     ran: list[list[Segment]] = field(default_factory=list)
     """Of the last plan, the segments of each forward, its decodes spelled out."""
+    scored: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    """Of the last plan, what its chunks with `score` gave."""
 
     def execute(self, plan: IterationPlan) -> IterationResult:
         plan = decode_plan(encode_plan(plan))  # nothing but what survives the wire counts
@@ -84,9 +98,10 @@ class StrictWorker:
             self._swap(swap)
         assert plan.forwards, "a plan runs something"
         assert all(forward.decodes or forward.chunks for forward in plan.forwards), "no forward is empty"
-        self.ran = []
+        self.ran, self.scored = [], []
         tokens = [token for forward in plan.forwards for token in self._forward(forward)]
-        result = IterationResult(plan.iteration, tuple(tokens), forward_s=tuple(0.0 for _ in plan.forwards))
+        seconds, scored = tuple(0.0 for _ in plan.forwards), tuple(self.scored)
+        result = IterationResult(plan.iteration, tuple(tokens), forward_s=seconds, prompt_logprobs=scored)
         return decode_result(encode_result(result))
 
     def _admit(self, admission: Admission) -> None:
@@ -135,6 +150,9 @@ class StrictWorker:
             self._skip(state, segment.start)
             self._read(state)
             self._write(state, end)
+            if segment.score:
+                last = min(end + 1, state.prompt_tokens)
+                self.scored.append(tuple(score_after(state.tokens[:i]) for i in range(segment.start + 2, last + 1)))
             assert segment.sample == (end == len(state.tokens)), "only the last token there is is sampled from"
             if segment.sample:
                 token = next_token(state.tokens)
@@ -197,6 +215,8 @@ class Run:
     got: dict[str, list[int]] = field(default_factory=dict)
     ended: dict[str, Delta] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)
+    scores: dict[str, list[TokenLogprob]] = field(default_factory=dict)
+    """Log-probabilities of its prompt that a request was told."""
     plans: list[IterationPlan] = field(default_factory=list)
     ran: list[list[list[Segment]]] = field(default_factory=list)
     """Of each plan, `StrictWorker.ran`."""
@@ -243,6 +263,8 @@ class Run:
             first = not self.got.get(delta.request_id)
             assert first or not delta.cached_tokens, "the first delta says what was cached"
             self.cached[delta.request_id] = self.cached.get(delta.request_id, 0) + delta.cached_tokens
+            assert first or not delta.prompt_logprobs, "a prompt's log-probabilities come first"
+            self.scores.setdefault(delta.request_id, []).extend(delta.prompt_logprobs)
             self.got.setdefault(delta.request_id, []).extend(delta.tokens)
             if delta.finish is not None:
                 self.ended[delta.request_id] = delta

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment
+from scheduler.request import TokenLogprob
 from scheduler.sampling import SamplingParams
 from workers.config import WorkerConfig
 from workers.worker import Worker
@@ -44,6 +45,9 @@ class Driver:
     fresh: list[Admission] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
     blocks: dict[int, list[int]] = field(default_factory=dict)
+    scored: set[int] = field(default_factory=set)
+    """Slots whose prompts' log-probabilities are wanted: those are in `scores`."""
+    scores: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
     def admit(self, slot: int, tokens: Sequence[int], sampling: SamplingParams = GREEDY, prompt: int = 0) -> None:
         self.tokens[slot], self.computed[slot], self.blocks[slot] = list(tokens), 0, []
@@ -66,11 +70,11 @@ class Driver:
             self.blocks[slot] += new
             self.computed[slot] = start + count
             sample = start + count == len(self.tokens[slot])
-            if sample and count == 1:
+            if sample and count == 1 and slot not in self.scored:
                 decodes.append(slot)
                 new_blocks += [(slot, block) for block in new]
             else:
-                chunks.append(Segment(slot, start, count, tuple(new), sample))
+                chunks.append(Segment(slot, start, count, tuple(new), sample, slot in self.scored))
         forward = Forward(tuple(decodes), tuple(chunks), tuple(new_blocks))
         plan = IterationPlan(self.iteration, (forward,), tuple(self.fresh), tuple(self.gone))
         self.iteration += 1
@@ -79,6 +83,9 @@ class Driver:
         sampled = [*decodes, *(chunk.slot for chunk in chunks if chunk.sample)]
         for slot, token in zip(sampled, result.tokens, strict=True):
             self.tokens[slot].append(token)
+        told = [chunk.slot for chunk in chunks if chunk.score]
+        for slot, part in zip(told, result.prompt_logprobs, strict=True):
+            self.scores.setdefault(slot, []).extend(part)
         return result
 
     def remaining(self, slot: int) -> int:
