@@ -72,14 +72,14 @@ def test_a_sequence_without_finite_scores_fails_alone(tiny: Worker, monkeypatch:
     driver = driver_on(tiny, 20)
     driver.admit(0, [5, 6])
     driver.admit(1, [7, 8])
-    model = tiny.model
+    healthy = tiny.model.logits
 
     def broken(*arguments: object) -> torch.Tensor:
-        logits = model(*arguments).clone()  # type: ignore[arg-type]
+        logits = healthy(*arguments).clone()  # type: ignore[arg-type]
         logits[0] = float("nan")
         return logits
 
-    monkeypatch.setattr(tiny, "model", broken)
+    monkeypatch.setattr(tiny.model, "logits", broken)
     result = driver.step({0: 2, 1: 2})
     assert result.tokens[0] == NO_TOKEN
     assert [index for index, _ in result.errors] == [0]
