@@ -11,7 +11,7 @@ from scheduler.exchange import Role
 from scheduler.handoff import Close, Handoffs, Moved, Open, Send
 from scheduler.plan import IterationPlan
 from scheduler.policies import make_policy
-from scheduler.request import Delta, Finish, Request
+from scheduler.request import Delta, Finish, Request, TokenLogprob
 from scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.scheduler.world import StrictWorker
 
@@ -49,6 +49,7 @@ class World:
         self.parcels: list[Parcel] = []
         self.requests: dict[str, Request] = {}
         self.got: dict[str, list[int]] = {}
+        self.scores: dict[str, list[TokenLogprob]] = {}
         self.ended: dict[str, Delta] = {}
         self.moved: list[Moved] = []
         self.sent_blocks = 0
@@ -233,6 +234,8 @@ class World:
     def _take(self, deltas: list[Delta]) -> None:
         for delta in deltas:
             assert delta.request_id not in self.ended, "nothing follows the end of a request"
+            assert not (delta.prompt_logprobs and self.got[delta.request_id]), "a prompt's log-probabilities come first"
+            self.scores.setdefault(delta.request_id, []).extend(delta.prompt_logprobs)
             self.got[delta.request_id].extend(delta.tokens)
             if delta.finish is not None:
                 self.ended[delta.request_id] = delta

@@ -11,6 +11,7 @@ from scheduler.policies import make_policy
 from scheduler.request import Finish, Request, TokenLogprob
 from scheduler.sampling import SamplingParams
 from scheduler.scheduler import Scheduler, SchedulerConfig
+from tests.scheduler.separated import World
 from tests.scheduler.world import VOCAB, Run, expected_scores, expected_tokens
 
 CONFIG = SchedulerConfig(num_blocks=16, block_size=4, max_model_len=64, vocab_size=VOCAB, max_running=4)
@@ -101,6 +102,20 @@ def test_what_was_produced_before_has_had_them() -> None:
     assert scores_in(plan) == [False]
     run.drain()
     assert run.scores["scored"] == []
+
+
+def test_separated_groups() -> None:
+    """They come of the group that computes the prompt; a prompt alone never leaves it."""
+    world = World(replace(CONFIG, num_blocks=40), ["prefill", "decode"], chunk_size=8)
+    alone = replace(SCORED, request_id="alone", max_tokens=0)
+    world.add(SCORED, 0)
+    world.add(alone, 0)
+    world.drain()
+    assert world.scores == {"scored": expected_scores(SCORED), "alone": expected_scores(alone)}
+    assert world.got["scored"] == expected_tokens(SCORED)
+    assert world.ended["alone"].finish is Finish.LENGTH
+    assert [moved.tokens for moved in world.moved] == [len(SCORED.prompt)]
+    assert world.all_free
 
 
 def test_a_model_that_gives_no_numbers_fails_that_request_alone() -> None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from scheduler.sampling import SamplingParams
 from tests.conftest import save_tiny
-from tests.workers.driver import Driver, reference_tokens
+from tests.workers.driver import Driver, reference_logits, reference_tokens
 from workers.config import WorkerConfig
 from workers.parallel import Part, Ranks, split
 from workers.worker import Worker
@@ -21,6 +22,7 @@ from workers.worker import Worker
 @dataclass(frozen=True)
 class RankReport:
     tokens: list[list[int]]
+    scores: list[float]
     query_heads: int
     kv_heads: int
     weight_bytes: int
@@ -36,19 +38,21 @@ def free_port() -> int:
 def run_rank(
     folder: str, rank: int, size: int, rendezvous: str, prompts: list[list[int]], count: int, kv_dtype: str
 ) -> RankReport:
-    """In a process of its own: greedy for the first prompt, seeded sampling for the others, all in one batch."""
+    """In a process of its own: greedy for the first prompt, which is scored, seeded sampling for the others, all in one
+    batch."""
     config = WorkerConfig(folder, rank=rank, world_size=size, rendezvous=rendezvous, threads=1, kv_dtype=kv_dtype)
     worker = Worker(config)
     description = worker.load()
     worker.allocate(200)
-    driver = Driver(worker)
+    driver = Driver(worker, scored={0})
     for slot, prompt in enumerate(prompts):
-        driver.admit(slot, prompt, SamplingParams(temperature=0.0 if slot == 0 else 1.0, seed=slot))
+        driver.admit(slot, prompt, SamplingParams(temperature=0.0 if slot == 0 else 1.0, seed=slot, prompt_logprobs=0))
     while any(len(driver.tokens[slot]) < len(prompt) + count for slot, prompt in enumerate(prompts)):
         driver.step({slot: min(25, driver.remaining(slot)) for slot in range(len(prompts))})
     worker.close()
     tokens = [driver.tokens[slot][len(prompt) :][:count] for slot, prompt in enumerate(prompts)]
-    return RankReport(tokens, description.query_heads, description.kv_heads, description.weight_bytes)
+    scores = [score.logprob for score in driver.scores[0][: len(prompts[0]) - 1]]
+    return RankReport(tokens, scores, description.query_heads, description.kv_heads, description.weight_bytes)
 
 
 def run_group(
@@ -68,7 +72,11 @@ def test_tp_1_2_and_3_give_the_same_tokens_from_uneven_shards(tmp_path: Path) ->
     one, two, three = (run_group(folder, size, PROMPTS, 20) for size in (1, 2, 3))
     for reports in (two, three):
         assert all(report.tokens == one[0].tokens for report in reports), "every rank knows every token"
+        assert all(report.scores == pytest.approx(one[0].scores, abs=1e-4) for report in reports)
     assert one[0].tokens[0] == reference_tokens(folder, PROMPTS[0], 20)
+    logprobs = torch.log_softmax(reference_logits(folder, PROMPTS[0]), dim=1)[:-1]
+    wanted = logprobs.gather(1, torch.tensor(PROMPTS[0][1:]).unsqueeze(1)).squeeze(1).tolist()
+    assert one[0].scores == pytest.approx(wanted, abs=1e-4)
     assert [(r.query_heads, r.kv_heads) for r in two] == [(6, 2), (3, 1)]
     assert [(r.query_heads, r.kv_heads) for r in three] == [(3, 1)] * 3
     assert all(report.weight_bytes < 0.7 * one[0].weight_bytes for report in two)
