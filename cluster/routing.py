@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from heapq import nlargest, nsmallest
 
 from cluster.loop import IterationLoop
 from scheduler.request import Request
 from scheduler.request import Sequence as Sequence_
 from scheduler.scheduler import Scheduler
+
+FORECASTS = 8
+"""A prediction walks through a group's queue: of many groups it is made for those with the fewest sequences."""
+HOLDERS = 2
+"""And for those that hold the most of the prompt."""
 
 
 def takers(loops: Sequence[IterationLoop]) -> list[IterationLoop]:
@@ -31,14 +37,30 @@ def choose(loops: Sequence[IterationLoop], request: Request, now: float) -> Iter
     if len(loops) == 1:
         return loops[0]
     newcomer = loops[0].scheduler.newcomer(request, now)
-    return min(loops, key=lambda loop: _rank(loop.scheduler, newcomer, now))
+    return loops[_best([loop.scheduler for loop in loops], newcomer, now)]
 
 
 def choose_again(sequence: Sequence_, groups: Mapping[int, Scheduler], now: float) -> int:
     """The same for a sequence that starts over."""
     if len(groups) == 1:
         return next(iter(groups))
-    return min(groups, key=lambda number: (_rank(groups[number], sequence, now), number))
+    numbers = sorted(groups)
+    return numbers[_best([groups[number] for number in numbers], sequence, now)]
+
+
+def _best(groups: Sequence[Scheduler], newcomer: Sequence_, now: float) -> int:
+    return min(_promising(groups, newcomer), key=lambda index: _rank(groups[index], newcomer, now))
+
+
+def _promising(groups: Sequence[Scheduler], newcomer: Sequence_) -> list[int]:
+    """In their order."""
+    everybody = range(len(groups))
+    if len(groups) <= FORECASTS + HOLDERS:
+        return list(everybody)
+    held = [len(scheduler.prefixes.found(newcomer)) for scheduler in groups]
+    shortest = nsmallest(FORECASTS, everybody, key=lambda index: groups[index].sequences)
+    holders = nlargest(HOLDERS, everybody, key=held.__getitem__)
+    return sorted({*shortest, *(index for index in holders if held[index])})
 
 
 def _rank(scheduler: Scheduler, newcomer: Sequence_, now: float) -> tuple[float, int, int]:

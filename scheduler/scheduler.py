@@ -183,6 +183,11 @@ class Scheduler:
         return self._sequences.get(request_id)
 
     @property
+    def sequences(self) -> int:
+        """Running, waiting or held."""
+        return len(self._sequences)
+
+    @property
     def tokens_to_compute(self) -> int:
         """Of prompts, running and waiting."""
         return sum(s.length - s.computed for s in (*self._running, *self._waiting) if s.prefilling or s.slot < 0)

@@ -72,6 +72,18 @@ def test_a_prompt_goes_where_its_beginning_is_until_the_wait_there_is_longer() -
     assert choose([first, second], request("r", 410), 0.0) is first
 
 
+def test_of_many_groups_the_shortest_queues_and_those_that_hold_the_prompt_are_asked() -> None:
+    loops = groups(40)
+    for number, loop in enumerate(loops):
+        for queued in range(2 + (number != 31)):
+            loop.scheduler.add(request(f"q{queued}", 30, salt=number), 0.0)
+    assert choose(loops, request("r", 20, salt=77), 0.0) is loops[31]
+    loops = groups(40)
+    serve(loops[17], request("before", 800))
+    loops[17].scheduler.add(request("q", 30, salt=5), 0.0)
+    assert choose(loops, request("r", 810), 0.0) is loops[17]
+
+
 def test_a_sequence_that_starts_over_is_placed_alike() -> None:
     busy, idle = groups(2, role="prefill")
     busy.scheduler.add(request("long", 600), 0.0)
