@@ -23,6 +23,9 @@ from scheduler.roofline import Features
 from scheduler.search import largest
 
 
+QUANTILES_BELOW = (0.95, 0.9, 0.75, 0.5)
+
+
 @dataclass(frozen=True, slots=True)
 class SloSettings:
     """`quantile`: share of iterations that must end in time. `min_progress`: prompt tokens that are computed, whatever
@@ -63,9 +66,8 @@ class SloBudget:
     def _largest_in_time(self, batch: Batch) -> Decision:
         wanted = sum([sequence.prefill_remaining for sequence in batch.prefills])
         cap = min(self.settings.max_batched_tokens, wanted)
-        margin = self.cost.margin(self.settings.quantile)
         decodes = Mix(batch.decodes).features
-        allowed, tightest = tightest_stream(batch, self.cost.predict(decodes) * margin)
+        margin, allowed, tightest = self._margin(batch, self.cost.predict(decodes))
         sharing = Sharing(batch.prefills, cap, decodes)
 
         def first_token_in(sequence: Sequence) -> float:
@@ -91,6 +93,20 @@ class SloBudget:
         fits = largest(lambda tokens: not late(tokens), cap)
         bound = late(fits + 1) if fits < cap else "prompts" if cap == wanted else "cap"
         return Decision(self._whole_tiles(fits, len(batch.decodes)), bound, allowed, tightest)
+
+    def _margin(self, batch: Batch, plain: float) -> tuple[float, float | None, str | None]:
+        """By how much to allow for iterations that take longer than predicted, and the tightest stream under it.
+
+        Where iterations scatter so much that not even those without a prompt would end in time that often, prompts are
+        not what makes streams late, and to starve them would not help: then the highest quantile is taken at which an
+        iteration without them does end in time, or the median.
+        """
+        for quantile in (self.settings.quantile, *QUANTILES_BELOW):
+            margin = self.cost.margin(min(quantile, self.settings.quantile))
+            allowed, tightest = tightest_stream(batch, plain * margin)
+            if allowed is None or plain * margin <= allowed:
+                break
+        return margin, allowed, tightest
 
     def _whole_tiles(self, budget: int, decodes: int) -> int:
         """Cut the iteration's tokens to whole tiles where the cut is small: 257 tokens cost what 384 do."""
@@ -132,7 +148,7 @@ class SloPolicy:
                 if left < predict(ahead):
                     return False, 0.0, -sequence.order
             elif left < 0:  # a stream that is late is held to its pace, as for the budget: its past counts for nothing
-                left = sequence.promise.tpot_s
+                left = sequence.promise.pace_s
             return True, again - left, -sequence.order
 
         return min(candidates, key=loses)
