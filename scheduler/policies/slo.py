@@ -22,7 +22,6 @@ from scheduler.request import Sequence
 from scheduler.roofline import Features
 from scheduler.search import largest
 
-
 QUANTILES_BELOW = (0.95, 0.9, 0.75, 0.5)
 
 
