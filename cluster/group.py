@@ -27,8 +27,6 @@ from scheduler.codec import decode_result, encode_plan
 from scheduler.plan import IterationPlan, IterationResult
 from workers.config import WorkerDescription
 
-SPIN_COUNT = "2000"
-"""Some microseconds: longer than most waits within a forward, much shorter than a time slice."""
 PING_S = 2.0
 DEATH_NOTICE_S = 2.0
 """Ray tells of a death within milliseconds, but what its peers say of it may come first."""
@@ -200,11 +198,9 @@ def _threads(config: EngineConfig) -> int:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Of a rank's process. How long its OpenMP threads turn while they wait for each other is bounded, unless whoever
-    started the engine has said it: libgomp's default keeps a processor busy for a whole time slice while the thread
-    that is waited for gets none, so that one foreign process makes a step 10 to 100 times as long."""
-    turns = {name: os.environ[name] for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") if name in os.environ}
-    return {"OMP_NUM_THREADS": str(threads), **(turns or {"GOMP_SPINCOUNT": SPIN_COUNT})}
+    """Of a rank's process: how OpenMP's threads wait is this process's own setting (see `workers`), on every node."""
+    waiting = {name: os.environ[name] for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") if name in os.environ}
+    return {"OMP_NUM_THREADS": str(threads), **waiting}
 
 
 def _rank_actor(placement: PlacementGroup, rank: int, device: str, threads: int) -> ActorHandle[Any]:

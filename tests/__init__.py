@@ -1,0 +1,1 @@
+import workers  # noqa: F401  # before torch, for which it sets the environment

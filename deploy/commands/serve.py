@@ -58,8 +58,6 @@ def serve(
 
         config = engine_config(engine)
         output = Output(as_json)
-        for warning in warnings(host, keys, api_key or []):
-            output.progress(f"warning: {warning}")
         _forget_secrets()
         server = life.run(
             lambda: running.start(
@@ -71,6 +69,8 @@ def serve(
                 say=output.progress,
             )
         )
+        for warning in warnings(host, keys, api_key or []):
+            output.progress(f"warning: {warning}")
         life.on_close(mute)
         life.extra_seconds = drain_seconds
         life.on_close(lambda: server.drain(drain_seconds))
