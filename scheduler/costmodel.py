@@ -126,6 +126,10 @@ def _nonnegative_least_squares(rows: list[list[float]], y: list[float], start: l
     return [x[j] / scale[j] for j in range(n)]
 
 
+ENOUGH = 20
+"""Iterations after which it is told how they scatter."""
+
+
 class OnlineCostModel:
     """A base model corrected by what iterations really took.
 
@@ -144,6 +148,7 @@ class OnlineCostModel:
         self._surprise = surprise
         self._limit = limit
         self._scatter = Scatter(window)
+        self._scatter_with_prompts = Scatter(window)
         self._latest: deque[float] = deque(maxlen=5)
 
     def predict(self, f: Features) -> float:
@@ -153,6 +158,8 @@ class OnlineCostModel:
         """Learn from one iteration. Returns its ratio of actual to predicted (as it was predicted)."""
         ratio = seconds / self.predict(f)
         self._scatter.add(ratio * self.correction)
+        if f.prefill_tokens:
+            self._scatter_with_prompts.add(ratio * self.correction)
         self._latest.append(ratio)
         bounded = min(max(ratio, 1 / (1 + self._surprise)), 1 + self._surprise)
         moved = self.correction * bounded**self._step
@@ -160,12 +167,14 @@ class OnlineCostModel:
         return ratio
 
     def margin(self, quantile: float) -> float:
-        """The ratio of actual to predicted that a share of `quantile` of iterations stays within; at least 1.
+        """The ratio of actual to predicted that a share of `quantile` of iterations with prompts is within; 1 or more.
 
         It is how they scatter, once there are enough to say (20), times what the correction has yet to catch up with:
-        the median of the last five ratios.
+        the median of the last five ratios. Until then it is how all of them do: what disturbs an iteration adds to it,
+        so that the short ones without prompts scatter more.
         """
-        scatter = self._scatter.quantile(quantile) if len(self._scatter) >= 20 else 1.0
+        known = [s for s in (self._scatter_with_prompts, self._scatter) if len(s) >= ENOUGH]
+        scatter = known[0].quantile(quantile) if known else 1.0
         behind = sorted(self._latest)[len(self._latest) // 2] if self._latest else 1.0
         return max(1.0, scatter) * max(1.0, behind)
 

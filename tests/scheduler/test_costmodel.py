@@ -133,3 +133,19 @@ def test_what_is_out_of_the_window_is_forgotten() -> None:
     scattered(model, 1.0, 100, spread=0.5)
     scattered(model, 1.0, 100)
     assert model.margin(0.99) == pytest.approx(1.0)
+
+
+def test_the_margin_is_that_of_iterations_with_prompts_once_there_are_enough() -> None:
+    """A disturbance of so many milliseconds is a larger share of the short iterations without."""
+    model = OnlineCostModel(TRUTH)
+    decodes = Features(decodes=8)
+    mixed = decodes.with_chunk(0, 64)
+    for k in range(200):
+        late = 0.03 if k % 20 == 19 else 0.0
+        model.observe(decodes, TRUTH.predict(decodes) + late)
+    of_all = model.margin(0.99)
+    for k in range(200):
+        late = 0.03 if k % 20 == 19 else 0.0
+        model.observe(mixed, TRUTH.predict(mixed) + late)
+        model.observe(decodes, TRUTH.predict(decodes) + late)
+    assert 1 < model.margin(0.99) < of_all
