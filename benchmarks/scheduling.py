@@ -69,6 +69,7 @@ def loaded(policy: str, size: int, prefilling: int) -> Scheduler:
         vocab_size=1000,
         max_running=size,
         max_queued_requests=2 * size,
+        max_queued_tokens=2**40,
     )
     most = CHUNK if prefilling else 8192
     cost = OnlineCostModel(COST)
