@@ -112,8 +112,8 @@ class IterationLoop:
         self._wake.set()
 
     def end_requests(self, reason: str) -> None:
-        """End every request with an error, at once."""
-        self.scheduler.fail_all(reason)
+        """End every request with an error, at once. The workers are there and may be computing."""
+        self.scheduler.end_all(reason)
         self._wake.set()
 
     async def heartbeat(self) -> None:

@@ -162,17 +162,15 @@ class Scheduler:
 
         `finish` STOP: its reader found a stop string, so that it has had all it asked for.
         """
+        return self.end(request_id, finish)
+
+    def end(self, request_id: str, finish: Finish, reason: str | None = None) -> bool:
+        """End a request for the reason, of what went wrong with it alone. False where no such request is known."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
-        self._end(sequence, finish)
+        self._end(sequence, finish, reason)
         return True
-
-    def end(self, request_id: str, finish: Finish, reason: str) -> None:
-        """End a request for what went wrong with it alone. One that is not known is no error."""
-        sequence = self._sequences.get(request_id)
-        if sequence is not None:
-            self._end(sequence, finish, reason)
 
     def end_all(self, reason: str) -> None:
         """End every request with an error, on workers that are there."""
@@ -194,8 +192,7 @@ class Scheduler:
 
     def fail_all(self, reason: str) -> None:
         """End every request with an error, after the workers were lost."""
-        for sequence in list(self._sequences.values()):
-            self._end(sequence, Finish.ERROR, reason)
+        self.end_all(reason)
         self._forget_workers()
 
     def requeue_all(self) -> None:

@@ -83,16 +83,14 @@ class Worker:
         """Bytes that the largest iteration takes. Raises ValueError where it does not fit the device."""
         sizes = self.config.max_batched_tokens, self.config.max_running, self.max_model_len
 
-        def run(shape: Shape) -> None:
+        def ready(shape: Shape, sample: bool) -> Callable[[], object]:
             self.allocate(-(-max(map(sum, shape)) // self.block_size))
-            self.execute(plan_of(shape, self.block_size))
+            return lambda: self.execute(plan_of(shape, self.block_size, sample))
 
         try:
-            if self._device.type != "cuda":
-                return by_counting(run, *sizes)
-            shape = worst_shape(*sizes)
-            self.allocate(-(-max(map(sum, shape)) // self.block_size))
-            return on_cuda(lambda: self.execute(plan_of(shape, self.block_size)), self._device)
+            if self._device.type == "cuda":
+                return on_cuda(ready(worst_shape(*sizes), True), self._device)
+            return by_counting(ready, *sizes)
         except torch.OutOfMemoryError:
             raise ValueError(
                 f"an iteration of {sizes[0]} tokens does not fit beside the weights; lower --max-batched-tokens"

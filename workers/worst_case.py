@@ -37,13 +37,17 @@ def worst_shape(tokens: int, sequences: int, longest: int) -> Shape:
     return [(longest - first, first), *((0, count) for count in others)]
 
 
-def plan_of(shape: Shape, block_size: int) -> IterationPlan:
+Ready = Callable[[Shape, bool], Callable[[], object]]
+"""Makes room for an iteration of a shape, sampled or not, and gives what runs it."""
+
+
+def plan_of(shape: Shape, block_size: int, sample: bool = True) -> IterationPlan:
     """All of its segments in the same blocks, from 0 on: what they hold does not matter here."""
     admissions, segments = [], []
     for slot, (start, count) in enumerate(shape):
         end = start + count
         admissions.append(Admission(slot, (0,) * end, end, EVERYTHING_ASKED))
-        segments.append(Segment(slot, start, count, tuple(range(-(-end // block_size))), sample=True))
+        segments.append(Segment(slot, start, count, tuple(range(-(-end // block_size))), sample))
     return IterationPlan(0, (Forward(chunks=tuple(segments)),), tuple(admissions))
 
 
@@ -57,24 +61,32 @@ def on_cuda(run: Callable[[], object], device: torch.device) -> int:
     return max(0, torch.cuda.max_memory_allocated(device) - before)
 
 
-def by_counting(run: Callable[[Shape], object], tokens: int, sequences: int, longest: int) -> int:
-    """Bytes of tensors alive at once, from runs of few tokens: what grows with the tokens, and what grows with the rows
-    that are sampled from. They are not at their largest at the same moment, but neither is gone when the other is."""
+def by_counting(ready: Ready, tokens: int, sequences: int, longest: int) -> int:
+    """Bytes of tensors alive at once, from runs of few tokens: what grows with the tokens, of chunks that sample nothing,
+    and what grows with the rows that are sampled from. They are not at their largest at the same moment, but neither is
+    gone when the other is."""
 
-    def peak(shape: Shape) -> int:
+    def peak(shape: Shape, sample: bool) -> int:
+        run = ready(shape, sample)
         with LiveTensors() as live:
-            run(shape)
+            run()
         return int(live.peak)
 
-    def extended(sizes: tuple[int, int], most: int, wanted: int, shape_of: Callable[[int], Shape]) -> int:
+    def extended(sizes: tuple[int, int], most: int, wanted: int, shape_of: Callable[[int], Shape], sample: bool) -> int:
         few, more = (min(size, most) for size in sizes)
-        least, largest = peak(shape_of(few)), peak(shape_of(more))
+        least, largest = (peak(shape_of(size), sample) for size in (few, more))
         return largest if few == more else largest + (largest - least) * (wanted - more) // (more - few)
 
     shape = worst_shape(tokens, sequences, longest)
     total = sum(count for _, count in shape)
-    by_tokens = extended(COUNTED_TOKENS, min(total, longest), total, lambda count: [(0, count)])
-    return by_tokens + extended(COUNTED_ROWS, len(shape), len(shape), lambda count: [(0, 1)] * count)
+    history, chunk = shape[0]
+
+    def chunk_of(count: int) -> Shape:
+        """With as much history for its length as the chunk of the worst case has."""
+        return [(min(longest - count, -(-history * count // chunk)), count)]
+
+    by_tokens = extended(COUNTED_TOKENS, min(total, longest), total, chunk_of, False)
+    return by_tokens + extended(COUNTED_ROWS, len(shape), len(shape), lambda count: [(0, 1)] * count, True)
 
 
 StorageWeakRef: Any = reductions.StorageWeakRef

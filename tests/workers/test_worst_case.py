@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import save_tiny
 from tests.workers.driver import loaded
 from workers.worker import Worker
-from workers.worst_case import LiveTensors, plan_of, worst_shape
+from workers.worst_case import LiveTensors, Shape, by_counting, plan_of, worst_shape
 
 
 @given(st.integers(1, 5000), st.integers(1, 70), st.integers(1, 300))
@@ -38,12 +39,13 @@ def test_tensors_are_counted_as_long_as_they_live() -> None:
     assert live.peak == 8000
 
 
-@pytest.mark.parametrize(("tokens", "sequences"), [(700, 1), (700, 12), (40, 40), (3, 8)])
+@pytest.mark.parametrize(("tokens", "sequences"), [(700, 1), (700, 12), (40, 40), (3, 8), (64, 4)])
 def test_what_is_foretold_covers_what_is_taken(tmp_path: Path, tokens: int, sequences: int) -> None:
     folder = save_tiny(tmp_path)
-    worker = Worker(loaded(folder, 1, threads=1, max_batched_tokens=tokens, max_running=sequences).config)
+    sizes = {"max_batched_tokens": tokens, "max_running": sequences, "max_model_len": 700}
+    worker = Worker(loaded(folder, 1, threads=1, **sizes).config)
     foretold = worker.load().iteration_bytes
-    worker.allocate(2048 // 16)
+    worker.allocate(-(-700 // 16))
     with LiveTensors() as live:
         worker.execute(plan_of(worst_shape(tokens, sequences, 700), 16))
     assert live.peak <= foretold * 1.05 <= 4 * live.peak
@@ -56,3 +58,14 @@ def test_nothing_is_left_of_it(tmp_path: Path) -> None:
     assert worker._cache is None
     assert worker._slots is None
     worker.close()
+
+
+def test_tokens_and_rows_are_extended_and_what_was_there_before_is_no_part_of_it() -> None:
+    kept = []
+
+    def ready(shape: Shape, sample: bool) -> Callable[[], object]:
+        kept.append(torch.zeros(10**6))  # as the KV pages
+        tokens, rows = sum(count for _, count in shape), len(shape)
+        return lambda: torch.zeros(1000 * rows if sample else 10 * tokens)
+
+    assert by_counting(ready, tokens=5000, sequences=20, longest=5000) == 4 * (10 * 5000 + 1000 * 20)
