@@ -1,6 +1,6 @@
 """What serving costs beside computing: a decode step over HTTP against the bare one, by part, and the idle server.
 
-    python benchmarks/serving_cost.py [--rounds 5] [--json]
+    python -m benchmarks.serving_cost [--rounds 5] [--json]
 
 One worker in this process and one server, the embedded model. In each round, for 8 and for 32 streams, the bare worker
 decodes and then as many streams are read from the server; what is compared is compared within the round.

@@ -62,9 +62,9 @@ def on_cuda(run: Callable[[], object], device: torch.device) -> int:
 
 
 def by_counting(ready: Ready, tokens: int, sequences: int, longest: int) -> int:
-    """Bytes of tensors alive at once, from runs of few tokens: what grows with the tokens, of chunks that sample nothing,
-    and what grows with the rows that are sampled from. They are not at their largest at the same moment, but neither is
-    gone when the other is."""
+    """Bytes of tensors alive at once, from runs of few tokens: what grows with the tokens, of chunks that sample
+    nothing, and what grows with the rows that are sampled from. They are not at their largest at the same moment, but
+    neither is gone when the other is."""
 
     def peak(shape: Shape, sample: bool) -> int:
         run = ready(shape, sample)

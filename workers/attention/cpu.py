@@ -6,14 +6,36 @@ log-sum-exp.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from workers.attention.base import Layout
+from workers.attention.once import OncePerForward
 from workers.attention.paged_decode import paged_decode
 from workers.kv_cache import KvCache, Pages
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Rows of the flat batch, and the sequence's KV: so many positions, in these blocks (int64)."""
+
+    rows: slice
+    used: int
+    blocks: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A forward's single-token segments: their rows (None: they are all there is), block tables and KV positions; and
+    its chunks."""
+
+    single: Tensor | None
+    table: Tensor
+    used: Tensor
+    chunks: tuple[_Chunk, ...]
 
 
 class CpuAttention:
@@ -25,34 +47,39 @@ class CpuAttention:
         [(keys, values)] = KvCache(1, 1, 1, 1, 8, kv_dtype, torch.device("cpu")).layers
         one = torch.ones(1, dtype=torch.int32)
         paged_decode(torch.zeros(1, 1, 8), keys, values, torch.zeros(1, 1, dtype=torch.int32), one)
+        self._parts: OncePerForward[_Parts] = OncePerForward(_parts)
 
     def __call__(self, q: Tensor, k_pages: Pages, v_pages: Pages, layout: Layout) -> Tensor:
+        parts = self._parts.of(layout, k_pages.block_size)
+        if parts.single is None:
+            return paged_decode(q, k_pages, v_pages, parts.table, parts.used)
         out = torch.empty_like(q)
-        row = 0
-        single = layout.counts == 1
-        if single.any():
-            rows = torch.from_numpy((layout.counts.cumsum() - layout.counts)[single].astype("int64"))
-            which = torch.from_numpy(single.nonzero()[0])
-            whole = bool(single.all())
-            queries = q if whole else q[rows]
-            table = layout.block_table if whole else layout.block_table[which]
-            used = layout.seqused_k if whole else layout.seqused_k[which]
-            attended = paged_decode(queries, k_pages, v_pages, table, used)
-            if whole:
-                return attended
-            out[rows] = attended
-        for i, (count, used_k) in enumerate(zip(layout.counts.tolist(), layout.used.tolist(), strict=True)):
-            if count > 1:
-                k, v = (_gather(pages, layout.block_table[i], used_k, q.dtype) for pages in (k_pages, v_pages))
-                out[row : row + count] = _chunk(q[row : row + count], k, v)
-            row += count
+        if len(parts.single):
+            out[parts.single] = paged_decode(q[parts.single], k_pages, v_pages, parts.table, parts.used)
+        for chunk in parts.chunks:
+            k, v = (_gather(pages, chunk, q.dtype) for pages in (k_pages, v_pages))
+            out[chunk.rows] = _chunk(q[chunk.rows], k, v)
         return out
 
 
-def _gather(pages: Pages, table: Tensor, used: int, dtype: torch.dtype) -> Tensor:
+def _parts(layout: Layout, block_size: int) -> _Parts:
+    single = layout.counts == 1
+    if single.all():
+        return _Parts(None, layout.block_table, layout.seqused_k, ())
+    first_rows = (layout.counts.cumsum() - layout.counts).astype("int64")
+    which = torch.from_numpy(single.nonzero()[0])
+    chunks = []
+    for i in (~single).nonzero()[0].tolist():
+        row, used = int(first_rows[i]), int(layout.used[i])
+        blocks = layout.block_table[i, : -(-used // block_size)].long()
+        chunks.append(_Chunk(slice(row, row + int(layout.counts[i])), used, blocks))
+    rows = torch.from_numpy(first_rows[single])
+    return _Parts(rows, layout.block_table[which], layout.seqused_k[which], tuple(chunks))
+
+
+def _gather(pages: Pages, chunk: _Chunk, dtype: torch.dtype) -> Tensor:
     """[used, kv heads, head_dim] of one sequence, from its pages."""
-    blocks = table[: -(-used // pages.block_size)].long()
-    return pages.read(blocks, dtype).flatten(0, 1)[:used]
+    return pages.read(chunk.blocks, dtype).flatten(0, 1)[: chunk.used]
 
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

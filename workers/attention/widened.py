@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from workers.attention.base import Attention, Layout
+from workers.attention.once import OncePerForward
 from workers.kv_cache import Pages
 
 
@@ -22,13 +23,10 @@ class WidenedAttention:
     def __init__(self, kernel: Attention) -> None:
         self.name = kernel.name
         self._kernel = kernel
-        self._layout: Layout | None = None
-        self._read: tuple[Tensor, Layout] | None = None
+        self._read: OncePerForward[tuple[Tensor, Layout]] = OncePerForward(_renumbered)
 
     def __call__(self, q: Tensor, k_pages: Pages, v_pages: Pages, layout: Layout) -> Tensor:
-        if self._read is None or self._layout is not layout:  # once a forward, not once a layer
-            self._layout, self._read = layout, _renumbered(layout, k_pages.block_size)
-        blocks, renumbered = self._read
+        blocks, renumbered = self._read.of(layout, k_pages.block_size)
         keys, values = (Pages(pages.read(blocks, q.dtype)) for pages in (k_pages, v_pages))
         return self._kernel(q, keys, values, renumbered)
 
