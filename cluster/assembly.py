@@ -103,7 +103,7 @@ def make_scheduler(
     common = common or Common()
     scheduler = Scheduler(sizes, policy, common.prefix_key, role=role, orders=common.orders)
     if tuning is not None:
-        scheduler.promises = tuning.promises
-        scheduler.gate = gate_for(config, config.policy, tuning)
-        scheduler.forecaster = forecaster_for(config, tuning)
+        scheduler.intake.promises = tuning.promises
+        scheduler.intake.gate = gate_for(config, config.policy, tuning)
+        scheduler.intake.forecaster = forecaster_for(config, tuning)
     return scheduler

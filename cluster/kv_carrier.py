@@ -17,7 +17,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from cluster.recovery import in_words
-from scheduler.handoff import Close, Handoffs, Open, Order, Send
+from scheduler.handoff import Handoffs
+from scheduler.orders import Close, Open, Order, Send
 from workers.config import WorkerDescription
 from workers.kv_link import LinkConfig, overlaps
 from workers.kv_transfer import STALE, SendOrder, SendReport

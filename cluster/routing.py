@@ -36,7 +36,7 @@ def choose(loops: Sequence[IterationLoop], request: Request, now: float) -> Iter
     """Of several equal ones the first. Raises RequestRefused for a class of service that is not known."""
     if len(loops) == 1:
         return loops[0]
-    newcomer = loops[0].scheduler.newcomer(request, now)
+    newcomer = loops[0].scheduler.intake.newcomer(request, now)
     return loops[_best([loop.scheduler for loop in loops], newcomer, now)]
 
 
@@ -65,6 +65,6 @@ def _promising(groups: Sequence[Scheduler], newcomer: Sequence_) -> list[int]:
 
 def _rank(scheduler: Scheduler, newcomer: Sequence_, now: float) -> tuple[float, int, int]:
     """Less is better. Predictions that differ by less than a millisecond do not differ."""
-    expected = scheduler.expected(newcomer, now)
+    expected = scheduler.intake.expected(newcomer, now)
     seconds = 0.0 if expected.ttft_s is None else expected.ttft_s
     return math.floor(seconds * 1e3), expected.tokens, expected.sequences

@@ -37,7 +37,7 @@ class Separation:
         self.carrier = Carrier(dict(enumerate(groups)), self.handoffs, self.pump, self._look_at)
         for scheduler in schedulers.values():
             if scheduler.exchange.role == "prefill":
-                scheduler.streams_elsewhere = self._streams
+                scheduler.intake.streams_elsewhere = self._streams
         self._looking: dict[int, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False

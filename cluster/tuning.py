@@ -142,7 +142,7 @@ def apply_policy(
     if name == "slo" and tuning is None:
         raise ValueError("the workers were not measured at the start (profile_seconds 0), so that slo cannot be used")
     scheduler.policy = policy_for(config, name, chunk_size, info, tuning)
-    scheduler.gate = gate_for(config, name, tuning)
+    scheduler.intake.gate = gate_for(config, name, tuning)
 
 
 def with_outlook(config: EngineConfig, info: EngineInfo, tuning: Tuning | None) -> EngineInfo:

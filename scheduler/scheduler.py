@@ -9,8 +9,7 @@ given away in the same or the next plan. Several plans may be under way at once:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator
 from typing import Any
 
 from scheduler.admission import check_request
@@ -20,7 +19,7 @@ from scheduler.budget import Batch
 from scheduler.config import SchedulerConfig
 from scheduler.errors import RequestRefused
 from scheduler.exchange import Exchange, Role
-from scheduler.gate import Expected, Gate, Queue
+from scheduler.intake import Intake
 from scheduler.ledger import Ledger
 from scheduler.line import FairLine, Line
 from scheduler.losses import MOST_LOSSES, suspects
@@ -32,7 +31,6 @@ from scheduler.queueing import check_queue
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
 from scheduler.residents import Residents
 from scheduler.scoring import Scored, learn_scores
-from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Promise, PromiseBook, UnknownClass
 from scheduler.swap import HostPool
 from scheduler.tally import PreemptionCause, Tally
 
@@ -73,12 +71,7 @@ class Scheduler:
         self._iteration = 0
         self._orders = orders or itertools.count()
         self._tally = Tally()
-        self.promises = PromiseBook()
-        self.gate: Gate | None = None
-        self.forecaster: Gate | None = None
-        """Who can tell a newcomer's time to first token, whether promises are judged by it or not."""
-        self.streams_elsewhere: Callable[[], Seq[Sequence]] | None = None
-        """The streams that a newcomer will share iterations with, where those run in another group."""
+        self.intake = Intake(self._waiting, self._residents, self.pool, self.prefixes)
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -102,60 +95,14 @@ class Scheduler:
         check_request(request, self.config.limits)
         if not again:
             check_queue(request, self._waiting, self.config)
-        sequence = self.newcomer(request, now)
+        sequence = self.intake.newcomer(request, now)
         sequence.order = next(self._orders)
-        if self.gate is not None and not (again or request.produced):
-            self._pass_gate(sequence, now)
+        grant = None if again or request.produced else self.intake.judge(sequence, now)
+        if grant is not None:
+            self._ledger.tell(Delta(sequence.request_id, grant=grant))
         self.exchange.bound(sequence)
         self._sequences[request.request_id] = sequence
         self._waiting.join(sequence)
-
-    def newcomer(self, request: Request, now: float) -> Sequence:
-        """What `add` makes of a request. Raises RequestRefused for a class of service that is not known."""
-        sequence = Sequence(
-            request=request,
-            arrival=now - request.age_s,
-            order=-1,
-            tokens=[*request.prompt, *request.produced],
-            promise=self._promise(request),
-        )
-        sequence.slo_class = request.slo_class or (DEFAULT_CLASS if request.promise is None else CUSTOM_CLASS)
-        return sequence
-
-    def expected(self, newcomer: Sequence, now: float) -> Expected:
-        """What a newcomer would find here."""
-        queue = self._queue(newcomer)
-        ttft = None if self.forecaster is None else self.forecaster.forecast(newcomer, queue, now).ttft_s
-        own = newcomer.length - queue.cached_tokens
-        return Expected(ttft, self.tokens_to_compute + own, len(self._running) + len(self._waiting))
-
-    def _queue(self, newcomer: Sequence) -> Queue:
-        streams = self.streams_elsewhere
-        return Queue(
-            self._running,
-            self._waiting,
-            self._residents.free_slots,
-            self.pool.available,
-            self.pool.blocks_for,
-            len(self.prefixes.found(newcomer)) * self.pool.block_size,
-            None if streams is None else streams(),
-        )
-
-    def _pass_gate(self, sequence: Sequence, now: float) -> None:
-        """Raises RequestRefused for a promise that cannot be kept, where those are rejected."""
-        assert self.gate is not None  # asked before
-        grant = self.gate.judge(sequence, self._queue(sequence), now)
-        if grant is not None:
-            sequence.promise = grant.promise
-            if grant.best_effort:
-                sequence.slo_class = BEST_EFFORT_CLASS
-            self._ledger.tell(Delta(sequence.request_id, grant=grant))
-
-    def _promise(self, request: Request) -> Promise:
-        try:
-            return request.promise or self.promises.promise(len(request.prompt), request.slo_class)
-        except UnknownClass as error:
-            raise RequestRefused("invalid_request", str(error), "slo") from None
 
     def abort(self, request_id: str, finish: Finish = Finish.ABORT) -> bool:
         """End a request now; its blocks are free at once. False where no such request is known.
@@ -184,11 +131,6 @@ class Scheduler:
     def sequences(self) -> int:
         """Running, waiting or held."""
         return len(self._sequences)
-
-    @property
-    def tokens_to_compute(self) -> int:
-        """Of prompts, running and waiting."""
-        return sum(s.length - s.computed for s in (*self._running, *self._waiting) if s.prefilling or s.slot < 0)
 
     def fail_all(self, reason: str) -> None:
         """End every request with an error, after the workers were lost."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cluster.loop import IterationRecord
 from cluster.workloads import PlannedRequest
 from scheduler.budget import NOTHING_WANTED
-from scheduler.handoff import Moved
+from scheduler.orders import Moved
 from scheduler.slo import Outcome, Promise
 
 

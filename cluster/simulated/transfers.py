@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from cluster.loop import IterationLoop
 from cluster.simulated.machine import Link
-from scheduler.handoff import Close, Handoffs, Moved, Open, Send
+from scheduler.handoff import Handoffs
+from scheduler.orders import Close, Moved, Open, Send
 
 
 class SimulatedTransfers:

@@ -19,7 +19,7 @@ from deploy.compare.resources import Resources
 from deploy.described import bytes_of, gpu_of, shape_of
 from deploy.simulation.telling import as_run, loop_of
 from scheduler.costmodel import OnlineCostModel
-from scheduler.handoff import Moved
+from scheduler.orders import Moved
 from scheduler.roofline import Hardware, ModelShape
 
 

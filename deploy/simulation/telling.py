@@ -11,7 +11,7 @@ from cluster.simulated.seen import SeenRequest, Simulation
 from cluster.workloads import ClosedLoop, Interference, OpenLoop, Workload
 from deploy.bench.record import CountedBy, Outcome, RequestRecord, RunRecord
 from deploy.bench.spread import Spread
-from scheduler.handoff import Moved
+from scheduler.orders import Moved
 
 _LOOPS = {OpenLoop: "open loop", ClosedLoop: "closed loop", Interference: "interference"}
 

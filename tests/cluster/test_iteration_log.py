@@ -39,7 +39,7 @@ class Rig:
         config = EngineConfig(iterations_kept=kept, iteration_log=None if log is None else str(log))
         self.instruments = Instruments(config, "m", self.tuning)
         scheduler = Scheduler(CONFIG, make_policy("slo", cost=self.tuning.cost))
-        scheduler.promises = self.tuning.promises
+        scheduler.intake.promises = self.tuning.promises
         self.done = asyncio.Event()
         self.loop = IterationLoop(
             scheduler,

@@ -16,6 +16,7 @@ from scheduler.policies import make_policy
 from scheduler.progress import Served
 from scheduler.request import Delta, Finish, Request
 from scheduler.scheduler import Scheduler, SchedulerConfig
+from tests.cluster.looped import Looped
 from tests.scheduler.world import VOCAB, StrictWorker, expected_tokens
 
 
@@ -48,7 +49,7 @@ class StrictExecutor:
 CONFIG = SchedulerConfig(num_blocks=64, block_size=4, max_model_len=100, vocab_size=VOCAB, max_running=8)
 
 
-class Rig:
+class Rig(Looped):
     """A running loop with what it published."""
 
     def __init__(self, overlap: int = 1, **faults: int) -> None:
@@ -77,18 +78,6 @@ class Rig:
     def publish(self, deltas: list[Delta]) -> None:
         self.published.append(deltas)
         self.mailboxes.deliver(deltas)
-
-    async def generate(self, request: Request) -> tuple[list[int], Delta]:
-        self.mailboxes.open(request.request_id)
-        self.loop.add(request)
-        tokens: list[int] = []
-        async for delta in self.mailboxes.read(request.request_id, self.loop.abort):
-            tokens.extend(delta.tokens)
-        return tokens, delta
-
-    async def close(self) -> None:
-        self.loop.close()
-        await asyncio.wait_for(self.task, 5)
 
 
 def requests(count: int) -> list[Request]:

@@ -17,8 +17,9 @@ from cluster.recovery import HANG_FACTOR, WorkersLost, in_words, patience
 from scheduler.losses import MOST_LOSSES
 from scheduler.plan import IterationPlan, IterationResult
 from scheduler.policies import make_policy
-from scheduler.request import Delta, Finish, Request
+from scheduler.request import Finish, Request
 from scheduler.scheduler import Scheduler
+from tests.cluster.looped import Looped
 from tests.cluster.test_loop import CONFIG, requests
 from tests.scheduler.world import StrictWorker, expected_tokens
 
@@ -51,7 +52,7 @@ class FragileExecutor:
         pass
 
 
-class Rig:
+class Rig(Looped):
     """A running loop, its recovery, and what it published. `gate` holds a replacement up until it is set."""
 
     def __init__(self, fault: Callable[[IterationPlan], str | None], overlap: int = 1, most: int = 1000) -> None:
@@ -93,21 +94,9 @@ class Rig:
             raise WorkersLost(f"{lost}; given up")
         return self._executor(self.loop.scheduler.stats()["iterations"])
 
-    async def generate(self, request: Request) -> tuple[list[int], Delta]:
-        self.mailboxes.open(request.request_id)
-        self.loop.add(request)
-        tokens: list[int] = []
-        async for delta in self.mailboxes.read(request.request_id, self.loop.abort):
-            tokens.extend(delta.tokens)
-        return tokens, delta
-
     async def until_lost(self) -> None:
         while not self.lost:  # noqa: ASYNC110 - bounded by the test's own time
             await asyncio.sleep(0)
-
-    async def close(self) -> None:
-        self.loop.close()
-        await asyncio.wait_for(self.task, 5)
 
 
 def at(**faults: str) -> Callable[[IterationPlan], str | None]:

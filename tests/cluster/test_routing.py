@@ -24,7 +24,7 @@ def group(common: Common, *, forecasts: bool = True, role: Role = "both") -> Any
     policy = make_policy("chunked", chunk_size=32)
     scheduler = Scheduler(CONFIG, policy, common.prefix_key, role=role, orders=common.orders)
     if forecasts:
-        scheduler.forecaster = Gate(Solver(COST), "best-effort")
+        scheduler.intake.forecaster = Gate(Solver(COST), "best-effort")
     return SimpleNamespace(scheduler=scheduler, failure=None, lost=None)
 
 
@@ -87,7 +87,7 @@ def test_of_many_groups_the_shortest_queues_and_those_that_hold_the_prompt_are_a
 def test_a_sequence_that_starts_over_is_placed_alike() -> None:
     busy, idle = groups(2, role="prefill")
     busy.scheduler.add(request("long", 600), 0.0)
-    again = busy.scheduler.newcomer(request("r", 50, salt=9), 0.0)
+    again = busy.scheduler.intake.newcomer(request("r", 50, salt=9), 0.0)
     assert choose_again(again, {4: busy.scheduler, 7: idle.scheduler}, 0.0) == 7
     assert choose_again(again, {4: busy.scheduler}, 0.0) == 4
 

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from cluster.config import EngineConfig
-from cluster.engine import EngineUnavailable
 from cluster.local import LocalEngine
-from deploy.api import ApiSettings, create_api
-from scheduler.errors import RequestRefused
-from scheduler.request import Delta, Finish, Request
+from deploy.api import create_api
 from tests.deploy.conftest import MAX_MODEL_LEN, MODEL, in_process
-from tests.deploy.scripted import ScriptedEngine, raising, saying
-from tests.deploy.wire import JsonObject, error_of, events
+from tests.deploy.refusals import CHAT, COMPLETIONS, HELLO, refused, the_next_request_works  # noqa: F401
+from tests.deploy.wire import JsonObject, error_of
 from workers.tokenizer import Tokenizer
-
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "Hello"}]
-
-
-@pytest_asyncio.fixture(autouse=True)
-async def the_next_request_works(client: httpx.AsyncClient) -> AsyncIterator[None]:
-    yield
-    response = await client.post(COMPLETIONS, json={"model": MODEL, "prompt": "Hi", "max_tokens": 1})
-    assert response.status_code == 200, response.text
-
-
-async def refused(client: httpx.AsyncClient, path: str, status: int = 400, **fields: Any) -> JsonObject:
-    """The error of a request that would be fine but for `fields`. Written by Python's json, which knows NaN."""
-    basis: JsonObject = {"model": MODEL, "max_tokens": 2}
-    basis |= {"prompt": "Hello"} if path == COMPLETIONS else {"messages": HELLO}
-    body = json.dumps(basis | fields)
-    return error_of(await client.post(path, content=body, headers={"content-type": "application/json"}), status)
-
 
 # Case 1: the model's maximum.
 
@@ -286,170 +260,3 @@ async def test_messages_name_what_is_wrong(client: httpx.AsyncClient, message: J
 )
 async def test_bounds_of_other_fields(client: httpx.AsyncClient, path: str, fields: JsonObject, param: str) -> None:
     assert (await refused(client, path, **fields))["param"] == param
-
-
-# What is no JSON object at all, and what is no request.
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"", b" ", b"{", b"nonsense", b'{"model": }', b'{"a": 1,}', b"\xff\xfe", b'{"model": "\xe9"}', b"[]", b"null",
-        b"5", b'"text"', b'{"model": "\\ud800"}', b'{"model": "smollm2", "prompt": "\\udc00\\ud800"}', b"[" * 100_000,
-        b'{"metadata": ' * 50_000, b'{"n": ' + b"1" * 10_000 + b"}", b"\x00", b'{"prompt": "\x01"}',
-    ],
-    ids=lambda body: repr(body[:24]),
-)  # fmt: skip
-async def test_bodies_that_are_no_json_object(client: httpx.AsyncClient, body: bytes) -> None:
-    for path in (COMPLETIONS, CHAT):
-        response = await client.post(path, content=body, headers={"content-type": "application/json"})
-        assert error_of(response, 400)["code"] == "invalid_json"
-
-
-async def test_null_characters_and_other_odd_text_are_text(client: httpx.AsyncClient) -> None:
-    for text in ("a\x00b", "\ufeff\ufffe\uffff", "\u202e\u200b", "a" * 600, "<|im_end|><|im_start|>"):
-        body = {"model": MODEL, "prompt": text, "max_tokens": 1}
-        assert (await client.post(COMPLETIONS, json=body)).status_code == 200, text
-
-
-async def test_nesting_that_python_can_read_but_nobody_asked_for(client: httpx.AsyncClient) -> None:
-    deep: Any = "x"
-    for _ in range(400):
-        deep = [deep]
-    for path, fields in ((COMPLETIONS, {"prompt": deep}), (CHAT, {"messages": deep}), (CHAT, {"stop": deep})):
-        await refused(client, path, **fields)
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"content-type": "text/plain"},
-        {"content-type": "application/x-www-form-urlencoded"},
-        {"content-type": "application/json; charset=latin-1"},
-        {"content-type": "application/json", "content-encoding": "gzip"},
-    ],
-)
-async def test_content_types(client: httpx.AsyncClient, headers: dict[str, str]) -> None:
-    body = json.dumps({"model": MODEL, "prompt": "Hello"})
-    response = await client.post(COMPLETIONS, content=body, headers=headers)
-    assert error_of(response, 415)["code"] == "unsupported_media_type"
-
-
-@pytest.mark.parametrize("declared", [True, False])
-async def test_bodies_that_are_too_large(client: httpx.AsyncClient, declared: bool) -> None:
-    body = b'{"prompt": "' + b"a" * (9 * 2**20) + b'"}'
-
-    async def in_parts() -> AsyncIterator[bytes]:
-        for start in range(0, len(body), 2**20):
-            yield body[start : start + 2**20]
-
-    headers = {"content-type": "application/json"}
-    response = await client.post(COMPLETIONS, content=body if declared else in_parts(), headers=headers)
-    assert error_of(response, 413)["code"] == "request_too_large"
-
-
-@pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
-async def test_a_refused_body_is_answered_though_its_client_is_still_sending(
-    server_url: str, content_type: str
-) -> None:
-    """On a real socket: closing it on unread bytes would reset the connection, and the answer with it."""
-    status = {"application/json": 413, "text/plain": 415}[content_type]
-    async with httpx.AsyncClient(base_url=server_url, timeout=60, trust_env=False) as client:
-        for _ in range(5):
-            response = await client.post(
-                COMPLETIONS, content=b"a" * (9 * 2**20), headers={"content-type": content_type}
-            )
-            error_of(response, status)
-
-
-async def test_routes_and_methods(client: httpx.AsyncClient) -> None:
-    assert error_of(await client.get("/v1/nothing"), 404)["code"] == "not_found"
-    assert error_of(await client.post("/v1/completions/"), 404)["code"] == "not_found"
-    assert error_of(await client.get(CHAT), 405)["code"] == "method_not_allowed"
-    assert error_of(await client.delete("/health"), 405)["code"] == "method_not_allowed"
-
-
-# What goes wrong on our side.
-
-
-class Broken(Tokenizer):
-    def __init__(self) -> None:
-        self.eos_token_ids = ()
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        raise OverflowError("out of range integral type conversion attempted")
-
-    def encode_chat(self, *arguments: Any, **options: Any) -> list[int]:
-        raise RuntimeError("Already borrowed")
-
-
-async def test_a_tokenizer_that_raises_is_an_answer() -> None:
-    """Case 11."""
-    async with in_process(create_api(ScriptedEngine(saying([1])), Broken())) as client:
-        for path, fields in ((COMPLETIONS, {"prompt": "Hello"}), (CHAT, {"messages": HELLO})):
-            for stream in (False, True):
-                error = error_of(await client.post(path, json={"model": "scripted", "stream": stream, **fields}), 500)
-                assert error["type"] == "server_error"
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "code"),
-    [
-        (RequestRefused("queue_full", "9 requests are waiting"), 429, "queue_full"),
-        (RequestRefused("kv_capacity_exceeded", "needs 9 blocks, has 2", "prompt"), 400, "kv_capacity_exceeded"),
-        (EngineUnavailable("a worker died"), 503, "engine_unavailable"),
-        (RuntimeError("secret detail"), 500, "internal_error"),
-    ],
-)
-@pytest.mark.parametrize("n", [1, 3])
-async def test_what_the_engine_raises(tokenizer: Tokenizer, error: Exception, status: int, code: str, n: int) -> None:
-    api = create_api(ScriptedEngine(raising(error)), tokenizer)
-    async with in_process(api) as client:
-        for stream in (False, True):
-            body = {"model": "scripted", "prompt": "Hello", "stream": stream, "n": n}
-            response = await client.post(COMPLETIONS, json=body)
-            said = error_of(response, status)
-            assert said["code"] == code
-            assert "secret" not in said["message"]
-            assert ("retry-after" in response.headers) == (status in (429, 503))
-
-
-async def test_an_engine_that_fails_in_a_stream_ends_it_with_an_error_event(tokenizer: Tokenizer) -> None:
-    for script in (raising(EngineUnavailable("a worker died"), after=[28, 29]), saying([28, 29], Finish.ERROR, "NaN")):
-        async with in_process(create_api(ScriptedEngine(script), tokenizer)) as client:
-            body = {"model": "scripted", "prompt": "Hello", "stream": True}
-            *before, last = events((await client.post(COMPLETIONS, json=body)).text)
-            assert before
-            assert all(event["choices"][0]["finish_reason"] is None for event in before)
-            assert set(last) == {"error"}
-            assert last["error"]["type"] == "server_error"
-
-
-async def test_a_sequence_that_fails_is_a_500_with_its_reason(tokenizer: Tokenizer) -> None:
-    api = create_api(ScriptedEngine(saying([28], Finish.ERROR, "logits are not finite")), tokenizer)
-    async with in_process(api) as client:
-        error = error_of(await client.post(COMPLETIONS, json={"model": "scripted", "prompt": "Hello"}), 500)
-        assert "logits are not finite" in error["message"]
-
-
-async def test_health_and_metrics_of_an_engine_that_is_gone(tokenizer: Tokenizer) -> None:
-    engine = ScriptedEngine(saying([28]))
-    async with in_process(create_api(engine, tokenizer)) as client:
-        assert (await client.get("/health")).json()["status"] == "ok"
-        engine.failure = EngineUnavailable("no iteration within 30 s")
-        for path in ("/health", "/metrics"):
-            assert error_of(await client.get(path), 503)["code"] == "engine_unavailable"
-
-
-async def test_a_request_that_takes_too_long_is_ended(tokenizer: Tokenizer) -> None:
-    async def forever(request: Request) -> AsyncGenerator[Delta]:
-        yield Delta(request.request_id, (28,))
-        await asyncio.sleep(1000)
-
-    engine = ScriptedEngine(forever)
-    async with in_process(create_api(engine, tokenizer, ApiSettings(request_timeout_s=0.05))) as client:
-        body = {"model": "scripted", "prompt": "Hello"}
-        assert error_of(await client.post(COMPLETIONS, json=body), 504)["code"] == "request_timeout"
-        streamed = events((await client.post(COMPLETIONS, json={**body, "stream": True})).text)
-        assert streamed[-1]["error"]["code"] == "request_timeout"
-    assert engine.aborted == [request.request_id for request in engine.requests]

@@ -8,7 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from scheduler.exchange import Role
-from scheduler.handoff import Close, Handoffs, Moved, Open, Send
+from scheduler.handoff import Handoffs
+from scheduler.orders import Close, Moved, Open, Send
 from scheduler.plan import IterationPlan
 from scheduler.policies import make_policy
 from scheduler.request import Delta, Finish, Request, TokenLogprob

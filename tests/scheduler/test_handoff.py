@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.exchange import Role
-from scheduler.handoff import Close, Open, Send, Stage
+from scheduler.handoff import Stage
+from scheduler.orders import Close, Open, Send
 from scheduler.request import Finish, Request
 from scheduler.sampling import SamplingParams
 from scheduler.scheduler import KV_CAPACITY, SchedulerConfig

@@ -207,7 +207,7 @@ def test_classes_are_promises_of_their_own_or_factors_on_the_default() -> None:
     assert book.promise(200, "gold") == Promise(0.5, 0.05)
     assert book.promise(200, "batch") == Promise(20.0, 1.0)
     run = VirtualRun.with_policy()
-    run.scheduler.promises = book
+    run.scheduler.intake.promises = book
     with pytest.raises(RequestRefused, match="unknown service class 'tin'; known: gold, batch") as refusal:
         run.add(Request("r", (1,), 1, slo_class="tin"))
     assert refusal.value.param == "slo"

@@ -1,0 +1,84 @@
+"""What becomes of a request at the door: its promise, what it would find here, and what it is granted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from scheduler.blocks import BlockPool
+from scheduler.errors import RequestRefused
+from scheduler.gate import Expected, Gate, Queue
+from scheduler.line import Line
+from scheduler.prefixes import Prefixes
+from scheduler.request import Request, Sequence
+from scheduler.residents import Residents
+from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Grant, Promise, PromiseBook, UnknownClass
+
+
+class Intake:
+    """Of one scheduler, into whose lines and pool it looks."""
+
+    def __init__(self, waiting: Line, residents: Residents, pool: BlockPool, prefixes: Prefixes) -> None:
+        self.promises = PromiseBook()
+        self.gate: Gate | None = None
+        self.forecaster: Gate | None = None
+        """Who can tell a newcomer's time to first token, whether promises are judged by it or not."""
+        self.streams_elsewhere: Callable[[], Seq[Sequence]] | None = None
+        """The streams that a newcomer will share iterations with, where those run in another group."""
+        self._waiting = waiting
+        self._residents = residents
+        self._pool = pool
+        self._prefixes = prefixes
+
+    def newcomer(self, request: Request, now: float) -> Sequence:
+        """What a request becomes. Raises RequestRefused for a class of service that is not known."""
+        sequence = Sequence(
+            request=request,
+            arrival=now - request.age_s,
+            order=-1,
+            tokens=[*request.prompt, *request.produced],
+            promise=self._promise(request),
+        )
+        sequence.slo_class = request.slo_class or (DEFAULT_CLASS if request.promise is None else CUSTOM_CLASS)
+        return sequence
+
+    def judge(self, sequence: Sequence, now: float) -> Grant | None:
+        """What it is granted, and promised from then on, instead of what it asked for; None where that holds. Raises
+        RequestRefused for a promise that cannot be kept, where those are rejected."""
+        grant = None if self.gate is None else self.gate.judge(sequence, self._queue(sequence), now)
+        if grant is not None:
+            sequence.promise = grant.promise
+            if grant.best_effort:
+                sequence.slo_class = BEST_EFFORT_CLASS
+        return grant
+
+    def expected(self, newcomer: Sequence, now: float) -> Expected:
+        """What a newcomer would find here."""
+        queue = self._queue(newcomer)
+        ttft = None if self.forecaster is None else self.forecaster.forecast(newcomer, queue, now).ttft_s
+        own = newcomer.length - queue.cached_tokens
+        return Expected(ttft, self.tokens_to_compute + own, len(self._residents.line) + len(self._waiting))
+
+    @property
+    def tokens_to_compute(self) -> int:
+        """Of prompts, running and waiting."""
+        there = (*self._residents.line, *self._waiting)
+        return sum(s.length - s.computed for s in there if s.prefilling or s.slot < 0)
+
+    def _queue(self, newcomer: Sequence) -> Queue:
+        streams = self.streams_elsewhere
+        return Queue(
+            self._residents.line,
+            self._waiting,
+            self._residents.free_slots,
+            self._pool.available,
+            self._pool.blocks_for,
+            len(self._prefixes.found(newcomer)) * self._pool.block_size,
+            None if streams is None else streams(),
+        )
+
+    def _promise(self, request: Request) -> Promise:
+        try:
+            return request.promise or self.promises.promise(len(request.prompt), request.slo_class)
+        except UnknownClass as error:
+            raise RequestRefused("invalid_request", str(error), "slo") from None
