@@ -199,7 +199,7 @@ class AsyncCluster:
             await asyncio.sleep(PAUSE_S * min(max(0, attempts - 1), 5))
             try:
                 if attempts:
-                    self.info = await self._restarted()
+                    await self._restarted()
                 await self._subscribe()
                 self.away, heard = None, self._heard
                 await self._converse()
@@ -211,15 +211,15 @@ class AsyncCluster:
                 if attempts > MOST_ATTEMPTS:
                     return self.away or "the scheduler does not know this front end, again and again"
 
-    async def _restarted(self) -> EngineInfo:
+    async def _restarted(self) -> None:
         """Ray starts the actor's process anew, which knows nothing then; it is up when its groups are."""
-        return cast(EngineInfo, await self.scheduler.start.remote(self.info.model_dir, self.info))
+        await self.scheduler.start.remote(self.info.model_dir, self.info)
 
     async def _subscribe(self) -> None:
         """By a new name, so that what was on the way to the old one reaches nobody; and give every open request again.
         Those that were to end have ended with the old one."""
         old, self.subscribed_as = self.subscribed_as, uuid.uuid4().hex
-        await self.scheduler.subscribe.remote(self.subscribed_as, old)
+        self.info = cast(EngineInfo, await self.scheduler.subscribe.remote(self.subscribed_as, old, self.info))
         while not self._outbox.empty():
             self._outbox.get_nowait()  # they are among the open ones
         self._mailboxes.deliver(self._open.take_ended())
@@ -263,8 +263,9 @@ class AsyncCluster:
 
     async def _listen(self) -> None:
         while True:
-            message: bytes = await self.scheduler.poll.remote(self.subscribed_as, POLL_S)
+            message, info = await self.scheduler.poll.remote(self.subscribed_as, POLL_S, self.info.revision)
             self._heard += 1
+            self.info = info or self.info
             if message:
                 deltas = decode_deltas(message)
                 self._open.see(deltas)

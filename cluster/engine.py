@@ -57,6 +57,8 @@ class EngineInfo:
     prefill_blocks: int = 0
     outlook: Outlook | None = None
     """What it can promise; None where its workers were not measured."""
+    revision: int = 0
+    """How often the policy was changed: of two, the greater is what holds."""
 
     def blocks_of(self, role: Role) -> int:
         """KV blocks of a group with that role."""

@@ -54,7 +54,7 @@ class SchedulerActor:
         self._config = config
         self._name, self._namespace = name, namespace
         self._detached = detached
-        self._starting: asyncio.Task[EngineInfo] | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._life = uuid.uuid4().hex
         self._incidents: list[str] = []
         self._draining: str | None = None
@@ -78,7 +78,8 @@ class SchedulerActor:
         """
         if self._starting is None or self._is_over():
             self._starting = asyncio.create_task(self._start(model_dir, before))
-        return await asyncio.shield(self._starting)
+        await asyncio.shield(self._starting)
+        return self.info()
 
     def _is_over(self) -> bool:
         """Whether there is nothing, or nothing left, of what was started."""
@@ -87,7 +88,7 @@ class SchedulerActor:
             return False
         return self._starting.exception() is not None or not takers(self._loops)
 
-    async def _start(self, model_dir: str, before: EngineInfo | None) -> EngineInfo:
+    async def _start(self, model_dir: str, before: EngineInfo | None) -> None:
         await self.close()
         self._groups, self._loops, self._tasks = [], [], []
         self._separation = None
@@ -115,8 +116,7 @@ class SchedulerActor:
         self._tasks.append(asyncio.create_task(self._look_after_subscribers()))
         self._progress = "ready"
         if before is not None:
-            await self.configure(before.policy, before.chunk_size)
-        return self._info
+            self._hold(before)
 
     def _tell_of_restart(self) -> None:
         self._incidents.append("the scheduler died and was started again")
@@ -207,11 +207,15 @@ class SchedulerActor:
 
     # Requests.
 
-    def subscribe(self, subscriber: str, instead_of: str = "") -> None:
-        """Whatever is known of the one before is ended, unheard. Raises EngineUnavailable before everything is up."""
-        self.info()
+    def subscribe(self, subscriber: str, instead_of: str = "", known: EngineInfo | None = None) -> EngineInfo:
+        """Whatever is known of the one before is ended, unheard. `known` is what the front end knows of the engine: who
+        restarted it may not have heard of the last change. Raises EngineUnavailable before everything is up."""
+        info = self.info()
+        if known is not None and known.revision > info.revision:
+            info = self._hold(known)
         self.unsubscribe(instead_of)
         self._subscribers.add(subscriber)
+        return info
 
     def submit(self, subscriber: str, data: bytes, again: bool = False) -> list[Refusal]:
         """Admit an encoded batch of requests; those that are not admitted come back with the reason. `again`: they were
@@ -238,11 +242,11 @@ class SchedulerActor:
             elif loop is not None:
                 loop.abort(request_id, finish)
 
-    async def poll(self, subscriber: str, timeout_s: float) -> bytes:
-        """All that is new for a subscriber: encoded deltas, or nothing where nothing came in time.
-
-        Raises Unsubscribed."""
-        return await self._subscribers.poll(subscriber, timeout_s)
+    async def poll(self, subscriber: str, timeout_s: float, revision: int) -> tuple[bytes, EngineInfo | None]:
+        """All that is new for a subscriber: encoded deltas, or nothing where nothing came in time; and the engine's
+        facts, where they are not those of the `revision` that it knows. Raises Unsubscribed."""
+        deltas, info = await self._subscribers.poll(subscriber, timeout_s), self._info
+        return deltas, info if info is not None and info.revision != revision else None
 
     async def drain(self, reason: str, seconds: float) -> bool:
         """Take no more requests, from now on; let those that are there finish within `seconds`; end what is left with
@@ -337,10 +341,17 @@ class SchedulerActor:
             return self._draining or f"the engine is {self._progress}"
         return why_not_ready(self._loops)
 
-    async def configure(self, policy: str, chunk_size: int) -> EngineInfo:
-        """Raises ValueError for an unknown policy."""
+    def configure(self, policy: str, chunk_size: int) -> EngineInfo:
+        """Every front end is told. Raises ValueError for an unknown policy."""
+        info = self.info()
+        return self._hold(replace(info, policy=policy, chunk_size=chunk_size, revision=info.revision + 1))
+
+    def _hold(self, wanted: EngineInfo) -> EngineInfo:
+        """Have the policy of `wanted`. Raises ValueError for an unknown one."""
         info = self.info()
         for kind, loop in zip(self._kinds, self._loops, strict=True):
-            apply_policy(loop.scheduler, kind.config, policy, chunk_size, info, self._tunings[kind.role])
-        self._info = replace(info, policy=policy, chunk_size=chunk_size)
+            tuning = self._tunings[kind.role]
+            apply_policy(loop.scheduler, kind.config, wanted.policy, wanted.chunk_size, info, tuning)
+        self._info = replace(info, policy=wanted.policy, chunk_size=wanted.chunk_size, revision=wanted.revision)
+        self._subscribers.wake()
         return self._info

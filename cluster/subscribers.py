@@ -63,8 +63,13 @@ class Subscribers:
                 if subscriber is not None:
                     subscriber.requests.discard(delta.request_id)
 
+    def wake(self) -> None:
+        """Let every poll return now."""
+        for subscriber in self._subscribers.values():
+            subscriber.news.set()
+
     async def poll(self, name: str, timeout_s: float) -> bytes:
-        """Raises Unsubscribed."""
+        """Encoded deltas; nothing where none came in time, and where the poll was to return. Raises Unsubscribed."""
         subscriber = self._get(name)
         subscriber.polling += 1
         try:
@@ -76,6 +81,8 @@ class Subscribers:
             subscriber.heard_at = time.monotonic()
         deltas, subscriber.waiting = subscriber.waiting, []
         subscriber.news.clear()
+        if not deltas:
+            return b""
         self.messages += 1
         return self._encode(deltas)
 

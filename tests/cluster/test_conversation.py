@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -204,6 +204,51 @@ async def test_meanwhile_it_is_said_and_requests_wait_within_a_bound() -> None:
 
 def vars_of(info: Any) -> dict[str, Any]:
     return {name: getattr(info, name) for name in info.__slots__}
+
+
+async def until_configured(cluster: AsyncCluster, policy: str) -> None:
+    while cluster.info.policy != policy:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_every_front_end_hears_of_another_policy() -> None:
+    handle = Handle()
+    cluster, other = await front_end(handle), await front_end(handle)
+    await cluster.configure("whole", 512)
+    await asyncio.wait_for(until_configured(other, "whole"), 1)
+    assert other.info == cluster.info
+    late = await front_end(handle)
+    assert late.info == cluster.info, "also who came later, and asked to have it started"
+    for each in (cluster, other, late):
+        await each.close()
+
+
+async def test_a_policy_outlives_the_scheduler_whoever_restarts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Handle()
+    configurer, stale = await front_end(handle), await front_end(handle)
+    before = stale.info
+    await configurer.configure("whole", 512)
+    stale.info = before  # it dies before this one can have heard of it
+    monkeypatch.setattr(configurer, "_restarted", after(stale, configurer._restarted))
+    handle.die()
+    await asyncio.wait_for(until_configured(stale, "whole"), 5)
+    stats = await handle.stats.remote()
+    assert stats["policy"] == "whole"
+    assert stats["incidents"] == ["the scheduler died and was started again"]
+    for each in (configurer, stale):
+        await each.close()
+
+
+def after(other: AsyncCluster, call: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    """`call`, once the other front end has found the new scheduler, and has it started."""
+    before = other.subscribed_as
+
+    async def later() -> None:
+        while other.subscribed_as == before:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await call()
+
+    return later
 
 
 async def test_one_that_is_gone_for_good_ends_the_streams() -> None:
