@@ -19,12 +19,15 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
 CLOSE_SECONDS = 6.0
 """For the orderly part of closing, draining aside. Killing what is left after it takes a second at most."""
+
+INTERRUPT_SECONDS = 3.0
+"""Of those, for what is just being started to take notice."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SWEEPS = 5
@@ -53,6 +56,8 @@ class Lifetime:
         self.extra_seconds = 0.0
         self._closing = False
         self._ended = threading.Event()
+        self._starter: threading.Thread | None = None
+        self._outcome: Future[Any] = Future()
         self._steps: list[Callable[[], object]] = []
         self._traces: list[Callable[[set[int]], object]] = []
         self._seen: set[int] = set()
@@ -70,14 +75,15 @@ class Lifetime:
 
     def run(self, start: Callable[[], Result]) -> Result:
         """What `start` returns or raises, unless a signal comes first."""
-        outcome: Future[Result] = Future()
+        self._outcome = outcome = Future[Result]()
 
         def settle_and_stay() -> None:
             _settle(outcome, start)
             # Ray asks the kernel to end its processes with their parent, which to the kernel is this thread.
             self._ended.wait()
 
-        threading.Thread(target=settle_and_stay, daemon=True).start()
+        self._starter = threading.Thread(target=settle_and_stay, daemon=True)
+        self._starter.start()
         while not outcome.done():
             wait([outcome], timeout=0.05)  # in steps: signal handlers run between them
             self._listen()  # again and again: Ray's core takes SIGTERM over when it starts, and would abort on it
@@ -119,9 +125,21 @@ class Lifetime:
             raise Stopped
 
     def _close(self) -> None:
+        self._interrupt_start()
         for step in reversed(self._steps):
             with suppress(Exception):
                 step()
+
+    def _interrupt_start(self) -> None:
+        """What is being started goes no further. Ray waits for a process that it has begun in a way that keeps every
+        thread of this one from running: were that process killed first, this one would stand still for half a minute.
+        """
+        begun = time.monotonic()
+        while self._starter is not None and not self._outcome.done() and time.monotonic() < begun + INTERRUPT_SECONDS:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._starter.ident or 0), ctypes.py_object(Stopped)
+            )
+            wait([self._outcome], timeout=0.2)
 
     def _end_by_force(self) -> None:
         """For a main thread that a signal does not reach: one that waits inside a library, or swallows it there."""

@@ -92,3 +92,25 @@ def test_what_was_there_before_is_left_alone() -> None:
             assert before.poll() is None
         finally:
             before.kill()
+
+
+def test_what_is_just_being_started_goes_no_further_before_anything_is_closed() -> None:
+    """A library may wait for its child in C, holding the interpreter: half a minute if that child were killed first."""
+    process, _, _ = run(
+        """
+def start():
+    say()
+    try:
+        while True:
+            time.sleep(0.01)
+    finally:
+        print("interrupted", flush=True)
+
+life.on_close(lambda: print("closed", flush=True))
+life.run(start)
+"""
+    )
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None
+    assert process.stdout.read().split() == ["interrupted", "closed"]
+    assert process.wait(30) == 0
