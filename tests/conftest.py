@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import ray
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cluster.local_ray import prepare_environment
 from workers.checkpoint import resolve
@@ -24,8 +24,9 @@ def smollm2_dir() -> Path:
     return resolve("smollm2")
 
 
-def save_tiny(folder: Path, **changes: object) -> Path:
-    """A random Llama of a few thousand parameters, the same at every call."""
+def save_tiny(folder: Path, model_type: str = "llama", **changes: object) -> Path:
+    """A random model of a few thousand parameters, the same at every call. Vectors of an architecture other than
+    Llama's (norms, biases) are random too, where transformers begins with ones and zeros that no test would miss."""
     torch.manual_seed(0)
     settings: dict[str, object] = {
         "vocab_size": 512,
@@ -42,7 +43,12 @@ def save_tiny(folder: Path, **changes: object) -> Path:
         "pad_token_id": 1,
         "tie_word_embeddings": False,
     }
-    LlamaForCausalLM(LlamaConfig(**{**settings, **changes})).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**settings, **changes}))
+    if model_type != "llama":
+        with torch.no_grad():
+            for vector in (parameter for parameter in model.parameters() if parameter.dim() == 1):
+                vector.uniform_(0.5, 1.5)
+    model.save_pretrained(folder)
     return folder
 
 

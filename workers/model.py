@@ -1,4 +1,4 @@
-"""The Llama family as one flat forward: all tokens of all sequences side by side, [T, hidden].
+"""The Llama family and Qwen's as one flat forward: all tokens of all sequences side by side, [T, hidden].
 
 T tokens of the iteration; H query and K key/value heads of this rank; D head_dim; S rows that are sampled from. On a
 tensor-parallel rank the heads, the MLP's inner dimension and the vocabulary are this rank's part, and a sum over the
@@ -23,7 +23,7 @@ from workers.loader import Weights
 from workers.parallel import Part, Ranks
 from workers.rope import Rope, rotate
 
-SUPPORTED = {"LlamaForCausalLM", "MistralForCausalLM"}
+SUPPORTED = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -85,6 +85,7 @@ class Layer:
         self.qkv = fused(
             weights, [(f"{attention}.q_proj", heads), (f"{attention}.k_proj", kv), (f"{attention}.v_proj", kv)]
         )
+        self.qk_norm = head_norms(weights, attention, shard)
         self.out = row_parallel(weights, f"{attention}.o_proj", heads, ranks)
         self.gate_up = fused(weights, [(f"{mlp}.gate_proj", shard.inner), (f"{mlp}.up_proj", shard.inner)])
         self.down = row_parallel(weights, f"{mlp}.down_proj", shard.inner, ranks)
@@ -102,6 +103,8 @@ class Layer:
         heads, kv_heads, d = self._shard.query_heads.size, self._shard.kv_heads.size, self._shard.head_dim
         qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, d)  # [T, H + 2K, D]
         qk, v = qkv.split_with_sizes([heads + kv_heads, kv_heads], dim=1)
+        if self.qk_norm is not None:
+            qk = F.rms_norm(qk, (d,), None, self._eps) * self.qk_norm
         q, k = rotate(qk, *angles).split_with_sizes([heads, kv_heads], dim=1)  # [T, H, D] and [T, K, D]
         k_pages, v_pages = kv  # [blocks, block_size, K, D]
         k_pages.write(layout.write_to, k)
@@ -177,6 +180,15 @@ class LlamaModel:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def head_norms(weights: Weights, attention: str, shard: Shard) -> Tensor | None:
+    """Weights [H + K, D] of the norms that Qwen3 has for every query and key head; None where there are none."""
+    names = (f"{attention}.q_norm.weight", f"{attention}.k_norm.weight")
+    if names[0] not in weights:
+        return None
+    q, k = (weights.rows(name) for name in names)  # [D] each
+    return torch.cat([q.expand(shard.query_heads.size, -1), k.expand(shard.kv_heads.size, -1)])
 
 
 def fused(weights: Weights, parts: list[tuple[str, Part]]) -> Linear:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,7 +112,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
     "rope_theta": 10000.0,
 }
-KINDS: dict[str, dict[str, object]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tied": {"tie_word_embeddings": True},
     "biases": {"attention_bias": True, "mlp_bias": True},
@@ -119,11 +120,15 @@ KINDS: dict[str, dict[str, object]] = {
     "linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
     "multi_head": {"num_key_value_heads": 9},
     "multi_query": {"num_key_value_heads": 1},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "qwen3_biases": {"model_type": "qwen3", "attention_bias": True, "tie_word_embeddings": True},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_llama(kind: str, tmp_path: Path, last_logits: Callable[[], torch.Tensor]) -> None:
+def test_every_kind_of_model(kind: str, tmp_path: Path, last_logits: Callable[[], torch.Tensor]) -> None:
     folder = save_tiny(tmp_path, **KINDS[kind])
     worker = loaded(folder, blocks=40, threads=1)
     driver = Driver(worker)

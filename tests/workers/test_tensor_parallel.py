@@ -83,6 +83,12 @@ def test_tp_1_2_and_3_give_the_same_tokens_from_uneven_shards(tmp_path: Path) ->
     assert all(report.weight_bytes < 0.4 * one[0].weight_bytes for report in three)
 
 
+def test_norms_of_heads_are_those_of_the_ranks_own_heads(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path, "qwen3")
+    expected = reference_tokens(folder, PROMPTS[0], 12)
+    assert all(report.tokens[0] == expected for report in run_group(folder, 2, PROMPTS[:1], 12))
+
+
 @pytest.mark.slow
 def test_kv_in_int8_is_the_same_at_every_degree(tmp_path: Path) -> None:
     """A scale is one token's and one head's, and a head is not divided."""
