@@ -34,10 +34,11 @@ from workers.checkpoint import resolve
 
 POLL_S = 3.0
 CONNECT_S = 60.0
-PAUSE_S = 1.0
-"""Times the number of attempts before, until the next one."""
-MOST_ATTEMPTS = 10
-"""To find the scheduler again, without hearing anything of it in between."""
+PAUSE_S = 0.25
+"""Between attempts to find the scheduler again. An attempt is one call, which fails at once where there is no process.
+"""
+MOST_ATTEMPTS, LOST_S = 10, 60.0
+"""A scheduler that has not been heard of for so many attempts and so long is given up."""
 DEFAULT_NAME = "stallfree"
 NAMESPACE = "stallfree"
 
@@ -194,9 +195,9 @@ class AsyncCluster:
 
     async def _talk(self) -> str:
         """Until the scheduler is given up. Returns why."""
-        attempts = heard = 0
+        attempts, heard, since = 0, self._heard, time.monotonic()
         while True:
-            await asyncio.sleep(PAUSE_S * min(max(0, attempts - 1), 5))
+            await asyncio.sleep(PAUSE_S if attempts > 1 else 0)
             try:
                 if attempts:
                     await self._restarted()
@@ -206,9 +207,11 @@ class AsyncCluster:
             except ActorDiedError as error:
                 return gone(error)
             except (RayError, EngineUnavailable) as error:
-                attempts = 1 if self._heard > heard else attempts + 1
+                if self._heard > heard:
+                    attempts, heard, since = 0, self._heard, time.monotonic()
+                attempts += 1
                 self.away = why_away(error)
-                if attempts > MOST_ATTEMPTS:
+                if attempts > MOST_ATTEMPTS and time.monotonic() > since + LOST_S:
                     return self.away or "the scheduler does not know this front end, again and again"
 
     async def _restarted(self) -> None:

@@ -20,8 +20,7 @@ from cluster.recovery import in_words
 from scheduler.handoff import Handoffs
 from scheduler.orders import Close, Open, Order, Send
 from workers.config import WorkerDescription
-from workers.kv_link import LinkConfig, overlaps
-from workers.kv_transfer import STALE, SendOrder, SendReport
+from workers.kv_orders import STALE, LinkConfig, SendOrder, SendReport, overlaps
 
 _log = logging.getLogger(__name__)
 POLL_S = 20.0

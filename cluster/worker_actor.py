@@ -1,10 +1,15 @@
-"""One rank as a Ray actor: a worker behind messages of bytes. Nothing it is sent is ever unpickled by us."""
+"""One rank as a Ray actor: a worker behind messages of bytes. Nothing it is sent is ever unpickled by us.
+
+Who starts ranks imports this module too, and does without torch, which takes seconds to import: the rank's own process
+does that, beginning the moment it is there.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -13,9 +18,10 @@ from cluster.ray_facts import node_address
 from scheduler.codec import decode_plan, encode_result
 from workers.compute_thread import ComputeThread
 from workers.config import WorkerConfig, WorkerDescription
-from workers.kv_link import LinkConfig
-from workers.kv_transfer import SendOrder, SendReport
-from workers.worker import Worker
+from workers.kv_orders import LinkConfig, SendOrder, SendReport
+
+if TYPE_CHECKING:
+    from workers.worker import Worker
 
 CONTROL = "control"
 """Concurrency group of the calls that are answered while a plan is being executed."""
@@ -34,6 +40,7 @@ class RankActor:
         self._rank = rank
         self._worker: Worker | None = None
         self._compute = ComputeThread()  # Ray may give each call to another thread
+        self._imported = self._compute.submit(_worker_class)
         self._awake = threading.Event()
 
     def process(self) -> RankProcess:
@@ -50,7 +57,7 @@ class RankActor:
         """Raises ValueError, in one line, for what cannot be served."""
         if one_host:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks of one host need no other network
-        self._worker = Worker(config)
+        self._worker = self._imported.result()(config)
         return self._compute.run(self._worker.load)
 
     def allocate(self, num_blocks: int, swap_blocks: int) -> None:
@@ -120,3 +127,9 @@ class RankActor:
         if self._worker is None:
             raise RuntimeError("this rank has not been loaded")
         return self._worker
+
+
+def _worker_class() -> type[Worker]:
+    from workers.worker import Worker
+
+    return Worker

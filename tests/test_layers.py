@@ -4,6 +4,7 @@ because it is inside a function or only for type checking."""
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -92,3 +93,13 @@ def test_imports_go_one_way(package: str) -> None:
 )
 def test_the_check_finds_what_it_is_for(package: str, source: str, found: list[str]) -> None:
     assert violations(package, source) == found
+
+
+def test_who_gives_orders_needs_no_torch() -> None:
+    """Its import takes seconds, which count where a scheduler or a front end is started again."""
+    program = (
+        "import sys, cluster.scheduler_actor, cluster.client, deploy.app; "
+        "print(sorted({'torch', 'transformers', 'numba'} & sys.modules.keys()))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

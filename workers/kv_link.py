@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor
 
-from workers.parallel import Part, split
+from workers.kv_orders import LinkConfig
 
 dist: Any = torch.distributed  # whose stores and process groups have no types
 TIMEOUT = timedelta(seconds=60)
@@ -23,23 +23,10 @@ TIMEOUT = timedelta(seconds=60)
 IDLE = timedelta(days=365)
 HEADER_WORDS = 6
 SENDER, TAKER = 0, 1
-Payload = Literal["gloo", "nccl"]
 
 
 class LinkError(Exception):
     """The other side is gone, hangs, or speaks otherwise than agreed."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkConfig:
-    """`name` is the link's, the same on both sides; `heads` are the KV heads of the model that go over it. `address` is
-    where the taking rank listens, `own_address` that of this rank's interface."""
-
-    name: str
-    heads: Part
-    address: str
-    own_address: str
-    payload: Payload = "gloo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +128,6 @@ def listen(address: str) -> tuple[Any, int]:
     """Where a sending rank finds this one: a store on a free port of its own."""
     store = dist.TCPStore(address, 0, None, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
     return store, int(store.port)
-
-
-def overlaps(heads: int, senders: int, takers: int) -> list[tuple[int, int, Part]]:
-    """(sending rank, taking rank, KV heads) of every pair of ranks that have heads in common, for a model of `heads` KV
-    heads on groups of so many ranks."""
-    found = []
-    for s, mine in enumerate(split(heads, senders)):
-        for t, theirs in enumerate(split(heads, takers)):
-            start, stop = max(mine.start, theirs.start), min(mine.stop, theirs.stop)
-            if start < stop:
-                found.append((s, t, Part(start, stop)))
-    return found
 
 
 def _gloo(store: Any, rank: int, own_address: str) -> Any:

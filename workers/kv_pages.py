@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workers.kv_cache import KvCache
-from workers.parallel import Part
+from workers.parts import Part
 
 
 def byte_planes(planes: Sequence[Tensor]) -> list[Tensor]:

@@ -15,36 +15,13 @@ from typing import Any
 
 import torch
 
-from workers.kv_link import TAKER, Header, Link, LinkConfig, LinkError, listen
+from workers.kv_link import TAKER, Header, Link, LinkError, listen
+from workers.kv_orders import STALE, LinkConfig, SendOrder, SendReport
 from workers.kv_pages import Pages
-from workers.parallel import Part
+from workers.parts import Part
 
 MESSAGE_BYTES = 32 * 2**20
 """Most of one message: bounds memory beside the pages, and how long closing a lease may have to wait for a copy."""
-STALE = "stale lease"
-
-
-@dataclass(frozen=True, slots=True)
-class SendOrder:
-    """`blocks` of this rank, under its lease `number`, over these links, for the places `first` .. of those that the
-    other side opened under `lease`."""
-
-    number: int
-    lease: int
-    first: int
-    blocks: tuple[int, ...]
-    links: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SendReport:
-    """What became of an order on this rank: bytes that were taken, seconds from its beginning to the last answer, and
-    why it failed, or nothing."""
-
-    number: int
-    bytes: int
-    seconds: float
-    error: str = ""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from workers.parallel import Part
+from workers.parts import Part
 
 
 class Weights:

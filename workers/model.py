@@ -20,7 +20,8 @@ from workers.attention import Attention, Layout
 from workers.kv_cache import KvCache, Pages
 from workers.linear import Linear
 from workers.loader import Weights
-from workers.parallel import Part, Ranks
+from workers.parallel import Ranks
+from workers.parts import Part
 from workers.rope import Rope, rotate
 
 SUPPORTED = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}

@@ -120,7 +120,6 @@ def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(scheduler_actor, "lasting_group", lasting_group)
     monkeypatch.setattr(async_cluster, "PAUSE_S", 0.001)
-    monkeypatch.setattr(async_cluster, "MOST_ATTEMPTS", 50)  # deaths come faster here than anybody can start
 
 
 async def front_end(handle: Any) -> AsyncCluster:
@@ -262,6 +261,27 @@ async def test_one_that_is_gone_for_good_ends_the_streams() -> None:
         await running
     with pytest.raises(EngineUnavailable, match="the scheduler is gone"):
         cluster.standing()
+    await cluster.close()
+
+
+async def test_one_that_never_comes_back_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_cluster, "LOST_S", 0.2)
+    handle = Handle()
+    cluster = await front_end(handle)
+    running = asyncio.create_task(collect(cluster, requests(1, 60)[0]))
+    await until_running(cluster)
+    asked = 0
+
+    async def unavailable(*_: Any) -> None:
+        nonlocal asked
+        asked += 1
+        raise EngineUnavailable("no rank can be had")
+
+    monkeypatch.setattr(SchedulerActor, "start", unavailable)
+    handle.die()
+    with pytest.raises(EngineUnavailable, match="no rank can be had"):
+        await asyncio.wait_for(running, 10)
+    assert asked >= async_cluster.MOST_ATTEMPTS
     await cluster.close()
 
 

@@ -25,10 +25,10 @@ from tests.workers.driver import Driver, reference_tokens
 from tests.workers.test_tensor_parallel import free_port
 from workers.config import WorkerConfig
 from workers.kv_cache import KvCache, bytes_per_block
-from workers.kv_link import LinkConfig, overlaps
+from workers.kv_orders import STALE, LinkConfig, SendOrder, overlaps
 from workers.kv_pages import HostPages, byte_planes, gather, scatter
-from workers.kv_transfer import STALE, KvTransfer, SendOrder
-from workers.parallel import Part, split
+from workers.kv_transfer import KvTransfer
+from workers.parts import Part, split
 from workers.worker import Worker
 
 PROMPT = [(7 * i) % 500 for i in range(53)]

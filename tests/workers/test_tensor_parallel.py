@@ -15,7 +15,8 @@ from scheduler.sampling import SamplingParams
 from tests.conftest import save_tiny
 from tests.workers.driver import Driver, reference_logits, reference_tokens
 from workers.config import WorkerConfig
-from workers.parallel import Part, Ranks, split
+from workers.parallel import Ranks
+from workers.parts import Part, split
 from workers.worker import Worker
 
 
