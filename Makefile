@@ -12,7 +12,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) $(PIP_ARGS)
 
-.PHONY: help demo serve test test-all lint model clean
+.PHONY: help demo serve test test-all fuzz soak lint model clean
 .DEFAULT_GOAL := help
 
 help: ## what can be made
@@ -29,6 +29,12 @@ test: $(STAMP) model ## all tests but the slow ones
 
 test-all: $(STAMP) model ## all tests
 	@$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(STAMP) model ## 20,000 requests that are wrong, and thousands that the API's description allows
+	@$(BIN)/python -m pytest tests/deploy/test_fuzz.py tests/deploy/test_openapi.py $(ARGS)
+
+soak: $(STAMP) model ## mixed load, aborts and kills for 30 minutes; ARGS="--minutes 8" for fewer
+	@$(BIN)/python -m benchmarks.soak $(ARGS)
 
 lint: $(STAMP) ## ruff, and mypy --strict on the four packages
 	@$(BIN)/ruff check .

@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import ray
+from ray._private import ray_constants
+
+_constants: Any = ray_constants
 
 
 def prepare_environment() -> None:
     """Before a Ray of our own is started: its workers are no less important than what else runs on the machine. Ray's
     default gives every other process precedence over them, whose streams then stand still."""
     os.environ.setdefault("RAY_worker_niceness", "0")
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """A Ray that is started meanwhile is for this machine: it listens on loopback addresses only. What makes Ray do so
+    is a switch that is there for other systems' firewalls; its processes inherit it, and this one has read it."""
+    name = _constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    given, enabled = os.environ.get(name), _constants.ENABLE_RAY_CLUSTER
+    os.environ[name], _constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        _constants.ENABLE_RAY_CLUSTER = enabled
+        os.environ.pop(name)
+        if given is not None:
+            os.environ[name] = given
 
 
 def connect_ray(address: str | None) -> bool:
@@ -23,7 +45,8 @@ def connect_ray(address: str | None) -> bool:
         return False
     if address is None:
         prepare_environment()
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        with on_loopback():
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     else:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     return True

@@ -23,6 +23,12 @@ def node_resources() -> list[dict[str, float]]:
     return [node["Resources"] for node in _untyped.nodes() if node["Alive"]]
 
 
+def node_managers(node: str) -> list[tuple[str, int]]:
+    """Where the raylet of a node listens; nothing where Ray knows it to be dead."""
+    found = (one for one in _untyped.nodes() if one["NodeID"] == node and one["Alive"])
+    return [(one["NodeManagerAddress"], one["NodeManagerPort"]) for one in found]
+
+
 def node_address() -> str:
     return cast(str, _untyped.util.get_node_ip_address())
 

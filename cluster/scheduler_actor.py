@@ -24,6 +24,7 @@ from cluster.engine import EngineInfo, EngineUnavailable
 from cluster.instruments import Instruments
 from cluster.loop import IterationLoop
 from cluster.measuring import measure
+from cluster.orphans import end_with_raylet
 from cluster.placement import group_name
 from cluster.rebuild import LastingGroup, lasting_group
 from cluster.roles import group_kinds
@@ -51,6 +52,7 @@ class SchedulerActor:
     """An async actor: its methods run on one event loop, so that nothing here needs a lock."""
 
     def __init__(self, config: EngineConfig, name: str, namespace: str, detached: bool = False) -> None:
+        end_with_raylet()
         self._config = config
         self._name, self._namespace = name, namespace
         self._detached = detached
@@ -94,7 +96,7 @@ class SchedulerActor:
         self._separation = None
         self._progress = "starting"
         config, self._info = self._config, before
-        if before is not None:
+        if before is not None and not self._incidents:  # a start that failed is tried again
             self._tell_of_restart()
         try:
             for index, kind in enumerate(self._kinds):

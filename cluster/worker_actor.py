@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from cluster.orphans import end_with_raylet
 from cluster.rank_process import RankProcess
 from cluster.ray_facts import node_address
 from scheduler.codec import decode_plan, encode_result
@@ -37,6 +38,7 @@ class RankActor:
     """`execute` gets the bytes of a plan and answers with those of its result; every rank but the first with none."""
 
     def __init__(self, rank: int) -> None:
+        end_with_raylet()
         self._rank = rank
         self._worker: Worker | None = None
         self._compute = ComputeThread()  # Ray may give each call to another thread

@@ -15,7 +15,6 @@ from typing import Any
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
-from cluster.local_ray import prepare_environment
 from deploy import preflight
 from deploy.errors import CommandError
 from deploy.lifetime import Lifetime
@@ -179,19 +178,24 @@ def undeploy() -> None:
 def _start_ray(life: Lifetime, address: str | None) -> None:
     import ray
 
+    from cluster.local_ray import on_loopback, prepare_environment
+    from deploy.front_door import IMPORT_PATH, VARIABLE
+
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         if address is None:
             # A cluster of this command's own, whatever RAY_ADDRESS says and whoever else runs one on this machine.
             os.environ.pop("RAY_ADDRESS", None)
+            os.environ.setdefault(VARIABLE, IMPORT_PATH)
             prepare_environment()
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                _temp_dir=str(life.directory),
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            with on_loopback():
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    _temp_dir=str(life.directory),
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:

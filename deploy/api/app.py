@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -58,13 +58,18 @@ def create_api(
         ("/v1/chat/completions", api.chat_completions, ChatRequest),
     ):
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=_documented(schema))
-    app.add_api_route("/v1/models", api.models, methods=["GET", "HEAD"])
-    app.add_api_route("/v1/models/{model:path}", api.model, methods=["GET", "HEAD"])
-    app.add_api_route("/v1/stallfree/iterations", api.iterations, methods=["GET", "HEAD"])
-    app.add_api_route("/v1/stallfree/promises", api.promises, methods=["GET", "HEAD"])
-    app.add_api_route("/health", api.health, methods=["GET", "HEAD"])
-    app.add_api_route("/ready", api.ready, methods=["GET", "HEAD"])
-    app.add_api_route("/metrics", api.metrics, methods=["GET", "HEAD"], response_model=None)
+    look_ups: tuple[tuple[str, Callable[..., Any]], ...] = (
+        ("/v1/models", api.models),
+        ("/v1/models/{model:path}", api.model),
+        ("/v1/stallfree/iterations", api.iterations),
+        ("/v1/stallfree/promises", api.promises),
+        ("/health", api.health),
+        ("/ready", api.ready),
+        ("/metrics", api.metrics),
+    )
+    for path, endpoint in look_ups:
+        for method in ("GET", "HEAD"):
+            app.add_api_route(path, endpoint, methods=[method], include_in_schema=method == "GET")
     return app
 
 

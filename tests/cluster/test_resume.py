@@ -6,11 +6,13 @@ import asyncio
 import os
 import random
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from ray.exceptions import RayError
 
 from cluster.async_cluster import AsyncCluster
 from cluster.engine import EngineUnavailable
@@ -76,6 +78,8 @@ async def test_a_killed_scheduler_is_restarted_and_streams_of_all_front_ends_go_
         assert stats["policy"] == "whole", "what was configured stays so"
         assert stats["incidents"] == ["the scheduler died and was started again"]
         assert not psutil.pid_exists(rank), "a rank outlives its scheduler"
+        pid: int = await cluster.scheduler.pid.remote()
+        assert not any("libtorch" in mapped.path for mapped in psutil.Process(pid).memory_maps()), "it starts at once"
         await other.close()
 
 
@@ -104,10 +108,14 @@ async def test_a_front_end_that_is_gone_has_its_requests_ended(tiny_model_dir: P
 
 
 @pytest.mark.slow
-async def test_a_scheduler_killed_again_and_again(tiny_model_dir: Path) -> None:
+@pytest.mark.parametrize("transport", ["compiled", "actor"])
+async def test_a_scheduler_killed_again_and_again(tiny_model_dir: Path, transport: str) -> None:
+    """It is also the end of the compiled graph's channels that it drives."""
     rnd = random.Random(5)
     requests = wanted(16, 100)
-    config = tiny(tiny_model_dir, tp=2, policy="chunked", chunk_size=512, max_running=16, num_blocks=1200)
+    config = tiny(
+        tiny_model_dir, tp=2, transport=transport, policy="chunked", chunk_size=512, max_running=16, num_blocks=1200
+    )
     async with running(config) as cluster:
         undisturbed = await all_tokens(cluster, requests, "")
         seen = Seen()
@@ -117,3 +125,52 @@ async def test_a_scheduler_killed_again_and_again(tiny_model_dir: Path) -> None:
             await restarted(cluster, await kill(cluster))
         assert not streams.done(), "the last kill has to hit running streams"
         assert await streams == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("transport", ["compiled", "actor"])
+async def test_ten_kills_of_random_processes_at_random_points(tiny_model_dir: Path, transport: str) -> None:
+    """Ranks that are killed, ranks that are stopped, and the scheduler; two front ends have 16 streams each."""
+    rnd = random.Random(3)
+    requests = wanted(32, 110)
+    config = tiny(
+        tiny_model_dir, tp=2, transport=transport, policy="chunked", chunk_size=512, max_running=32, num_blocks=2500,
+        hang_seconds=1,
+    )  # fmt: skip
+    async with running(config, name=f"random-{transport}") as cluster:
+        other = await AsyncCluster.connect(f"random-{transport}")
+        undisturbed = await all_tokens(cluster, requests, "")
+        seen = Seen()
+        streams = asyncio.gather(
+            all_tokens(cluster, requests[::2], "-again", seen), all_tokens(other, requests[1::2], "-again", seen)
+        )
+        ends: list[str] = []
+        for number in range(10):
+            await seen.reach(32 * 110 * (number + rnd.random()) / 10.5)
+            ends.append(rnd.choice(("rank killed", "rank stopped", "scheduler killed")))
+            await end_one(cluster, ends[-1], rnd)
+        assert len(set(ends)) == 3
+        assert not streams.done(), "the last kill has to hit running streams"
+        even, odd = await streams
+        assert even == undisturbed[::2]
+        assert odd == undisturbed[1::2]
+        stats = await until(cluster, running=0)
+        assert stats["blocks_free"] == stats["blocks_total"]
+        await other.close()
+
+
+async def end_one(cluster: AsyncCluster, how: str, rnd: random.Random) -> None:
+    """Once its predecessor's end has been recovered from, so far that there are processes to choose from."""
+    if how == "scheduler killed":
+        await restarted(cluster, await kill(cluster))
+        return
+    os.kill(rnd.choice(await answering_ranks(cluster)), signal.SIGKILL if how == "rank killed" else signal.SIGSTOP)
+
+
+async def answering_ranks(cluster: AsyncCluster) -> list[int]:
+    while True:
+        with suppress(RayError):
+            (pids,) = await cluster.scheduler.pids.remote()
+            return list(pids)
+        await asyncio.sleep(0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -202,6 +203,29 @@ class Server:
         self.process.wait(20)
 
 
+REPLICA_PORTS = 2
+"""Serve's replicas, an engine's and an API's, have one each that Serve binds to all addresses."""
+
+
+def open_to_others(pids: Iterable[int]) -> int:
+    """Ports that these processes listen on and that other machines can reach."""
+    found = [connection for pid in pids for connection in psutil.Process(pid).net_connections()]
+    listening = [connection.laddr for connection in found if connection.status == psutil.CONN_LISTEN]
+    assert listening
+    return sum(not ipaddress.ip_address(address.ip.removeprefix("::ffff:")).is_loopback for address in listening)
+
+
+def endless_head(url: str) -> int:
+    """The status that is answered to headers without end."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\n")
+        for _ in range(1000):
+            with suppress(OSError):
+                client.sendall(b"Name: " + b"a" * 1000 + b"\r\n")
+        return int(client.recv(100).split()[1])
+
+
 def complete(url: str, model: str) -> str:
     body = {"model": model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False)
@@ -222,6 +246,10 @@ def test_a_server_stops_without_a_trace_and_starts_again_at_once(smollm2_dir: Pa
             assert "Paris" in complete(facts["url"], facts["model"])
             pids = set(descendants(server.mark))
             assert len(pids) > 3
+            assert open_to_others(pids) == REPLICA_PORTS
+            modes = {psutil.Process(pid).environ().get("RAY_AUTH_MODE") for pid in pids - {server.process.pid}}
+            assert modes == {"token"}, "which answer nobody who does not know it"
+            assert endless_head(facts["url"]) == 431
             server.stop(number)
             assert server.process.returncode == 0
             assert descendants(server.mark) == {}

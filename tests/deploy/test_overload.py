@@ -12,7 +12,8 @@ import pytest
 
 from cluster.config import EngineConfig
 from cluster.local import LocalEngine
-from deploy.api import create_api
+from deploy.api import ApiSettings, create_api
+from deploy.api.keys import Key, new_secret
 from tests.deploy.conftest import served, until
 from tests.deploy.wire import error_of
 from workers.tokenizer import Tokenizer
@@ -21,7 +22,9 @@ BODY = {"model": "tiny", "prompt": [7] * 40, "max_tokens": 60, "ignore_eos": Tru
 
 
 @asynccontextmanager
-async def small(folder: Path, **bounds: int) -> AsyncIterator[tuple[LocalEngine, httpx.AsyncClient]]:
+async def small(
+    folder: Path, settings: ApiSettings | None = None, **bounds: int
+) -> AsyncIterator[tuple[LocalEngine, httpx.AsyncClient]]:
     """Two sequences run at once; how many may wait is said."""
     config = EngineConfig(
         model=str(folder), served_model_name="tiny", policy="chunked", profile_seconds=0, num_blocks=64, max_running=2,
@@ -29,7 +32,7 @@ async def small(folder: Path, **bounds: int) -> AsyncIterator[tuple[LocalEngine,
     )  # fmt: skip
     engine = await LocalEngine.start(config)
     async with (
-        served(create_api(engine, Tokenizer.load(folder))) as url,
+        served(create_api(engine, Tokenizer.load(folder), settings)) as url,
         httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         yield engine, client
@@ -71,3 +74,31 @@ async def test_n_counts_n(tiny_model_dir: Path) -> None:
         error_of(await client.post("/v1/completions", json={**BODY, "n": 5}), 429)
         assert (await client.post("/v1/completions", json={**BODY, "n": 4})).status_code == 200
         assert {answer.status_code for answer in await asyncio.gather(*running)} == {200}
+
+
+async def test_a_tenant_that_floods_gets_the_refusals_itself(tiny_model_dir: Path) -> None:
+    """It asks again the moment it is answered, so that the queue is full all the time; another one's requests are let
+    in, and do not wait behind those that waited already."""
+    flooder, other = new_secret(), new_secret()
+    settings = ApiSettings(api_keys=(Key.of("flooder", flooder), Key.of("other", other)))
+    async with small(tiny_model_dir, settings, max_queued_requests=8) as (engine, client):
+        enough = asyncio.Event()
+        statuses: list[int] = []
+        body = {**BODY, "max_tokens": 20}
+
+        async def flood() -> None:
+            while not enough.is_set():
+                answer = await client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {flooder}"})
+                statuses.append(answer.status_code)
+                await asyncio.sleep(0.01 if answer.status_code == 429 else 0)
+
+        flooding = [asyncio.create_task(flood()) for _ in range(30)]
+        await until(lambda: len(engine.scheduler.waiting) >= 8)
+        for _ in range(3):
+            before = statuses.count(200)
+            answer = await client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {other}"})
+            assert answer.status_code == 200
+            assert statuses.count(200) - before < 8, "it waited behind the whole queue"
+        enough.set()
+        await asyncio.gather(*flooding)
+        assert set(statuses) == {200, 429}
