@@ -40,7 +40,8 @@ class WaysOut:
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """`smallest_tpot_ms` by number of streams, the default promise's pace, and TTFT by prompt length. `longest_prompt`
-    is the longest one whose default promise can be kept among the typical streams; 0 where none can."""
+    is the longest one whose default promise can be kept among the typical streams; 0 where none can. `separated`:
+    prompts are alone on a prefill group, and the streams on a decode group."""
 
     smallest_tpot_ms: dict[int, float]
     tpot_ms: float
@@ -48,6 +49,7 @@ class Outlook:
     ttft: tuple[Row, ...]
     longest_prompt: int
     ways_out: WaysOut | None
+    separated: bool = False
 
     def as_json(self) -> dict[str, Any]:
         found = asdict(self)
@@ -73,12 +75,19 @@ def outlook(
         promise = promises.promise(prompt)
         return Promise(promise.ttft_s, LONGEST_PROMISE_S) if streams_solver is not None else promise
 
+    apart = None if streams_solver is None else _pace_apart(streams_solver, default, context, max_running)
+
     def feasible(prompt: int) -> bool:
-        return _feasible(solver, Load(prompt, streams, context), promised(prompt))
+        return apart is None and _feasible(solver, Load(prompt, streams, context), promised(prompt))
 
     lengths = [length for length in LENGTHS if length < max_model_len]
-    rows = tuple(_row(solver, Load(length, streams, context), promised(length)) for length in lengths or [1])
+    rows = tuple(
+        _row(solver, Load(length, streams, context), promised(length), feasible(length)) for length in lengths or [1]
+    )
     missed = next((row.prompt_tokens for row in rows if not row.feasible), None)
+    ways_out = apart
+    if apart is None and missed is not None:
+        ways_out = _ways_out(solver, Load(missed, streams, context), promised(missed))
     return Outlook(
         smallest_tpot_ms={
             count: _ms((streams_solver or solver).step(Load(1, count, context)))
@@ -89,7 +98,8 @@ def outlook(
         tbt_ms=None if default.tbt_s is None else _ms(default.tbt_s),
         ttft=rows,
         longest_prompt=largest(lambda prompt: prompt == 0 or feasible(prompt), max_model_len - 1),
-        ways_out=None if missed is None else _ways_out(solver, Load(missed, streams, context), promised(missed)),
+        ways_out=ways_out,
+        separated=streams_solver is not None,
     )
 
 
@@ -107,29 +117,47 @@ def describe(found: Outlook) -> dict[str, str]:
         "promises": f"TPOT {found.tpot_ms:.0f} ms{gap}; TTFT {rows}",
     }
     if found.ways_out is not None:
-        lines["verdict"] = _verdict(found.ways_out, found.longest_prompt)
+        lines["verdict"] = _verdict(found.ways_out, found)
     return lines
 
 
-def _verdict(out: WaysOut, longest_prompt: int) -> str:
+def _verdict(out: WaysOut, found: Outlook) -> str:
     ways = [
         *([f"a TPOT of {out.tpot_ms:,.0f} ms"] if out.tpot_ms is not None else []),
         *([f"a TTFT of {out.ttft_ms:,.0f} ms"] if out.ttft_ms is not None else []),
         *([f"at most {out.decodes} streams"] if out.decodes is not None else []),
     ]
-    reach = f"kept up to {longest_prompt:,} prompt tokens" if longest_prompt else "never kept"
-    way_out = f"; what would do for {out.prompt_tokens:,}: {', or '.join(ways)}" if ways else ""
-    return f"the default promise is {reach} among {TYPICAL_STREAMS} streams ({out.binding} binds){way_out}"
+    reach = f"kept up to {found.longest_prompt:,} prompt tokens" if found.longest_prompt else "never kept"
+    where = f"among {TYPICAL_STREAMS} streams"
+    if found.separated:
+        of_streams = f"by a decode group with {TYPICAL_STREAMS} streams"
+        where = of_streams if out.binding == "tpot" else "of a prompt that is alone on a prefill group"
+    concerned = "" if found.separated and out.binding == "tpot" else f" for {out.prompt_tokens:,}"
+    way_out = f"; what would do{concerned}: {', or '.join(ways)}" if ways else ""
+    return f"the default promise is {reach} {where} ({out.binding} binds){way_out}"
 
 
-def _row(solver: Solver, load: Load, promise: Promise) -> Row:
+def _pace_apart(solver: Solver, promise: Promise, context: int, max_running: int) -> WaysOut | None:
+    """Where streams alone in their group are slower than promised, whatever becomes of prompts: what would do."""
+
+    def step(streams: int) -> float:
+        return solver.step(Load(1, streams, context))
+
+    typical = min(TYPICAL_STREAMS, max_running)
+    if step(typical) <= promise.pace_s:
+        return None
+    most = largest(lambda streams: streams == 0 or step(streams) <= promise.pace_s, typical)
+    return WaysOut(1, "tpot", _ms(step(typical)), None, most or None)
+
+
+def _row(solver: Solver, load: Load, promise: Promise, feasible: bool) -> Row:
     chunk = max(1, solver.largest_chunk(load, promise.pace_s))
     return Row(
         prompt_tokens=load.prompt,
         promised_ttft_ms=_ms(promise.ttft_s),
         ttft_ms=_ms(solver.prefill(load, chunk)),
         chunk_tokens=chunk,
-        feasible=_feasible(solver, load, promise),
+        feasible=feasible,
     )
 
 

@@ -96,6 +96,10 @@ class Lifetime:
         """Called last, with the ids of all processes that were below this one: for what they leave under their ids."""
         self._traces.append(remove)
 
+    def finish(self) -> None:
+        """From here on a signal interrupts nothing any more: what is left to be done is short, and is to be done."""
+        self._closing = True
+
     def wait(self) -> None:
         """Until a signal comes."""
         while not self.stopped.wait(0.5):

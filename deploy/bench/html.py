@@ -20,7 +20,7 @@ _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);max-width:1040px;margin:2rem auto;
 padding:0 1rem}
 table{border-collapse:collapse;width:100%;margin:1rem 0}
-td,th{padding:.4rem .7rem;border-bottom:1px solid var(--line);text-align:right}
+td,th{padding:.4rem .5rem;border-bottom:1px solid var(--line);text-align:right}td{white-space:nowrap}
 td:first-child,th:first-child{text-align:left}p.note{color:var(--soft)}p.warning{color:#cf222e}
 div.plot{height:420px;margin:1.5rem 0}
 """

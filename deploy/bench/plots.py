@@ -44,17 +44,24 @@ def _cdf(
     return cdf(title, seen, promised_s)
 
 
-def cdf(title: str, seen: Mapping[str, Iterable[float | None]], promised_s: float | None = None) -> Plot:
-    """One curve for each name: which share of its values (seconds) is at most so large."""
+def cdf(
+    title: str,
+    seen: Mapping[str, Iterable[float | None]],
+    promised_s: float | None = None,
+    styles: Mapping[str, dict[str, str]] | None = None,
+) -> Plot:
+    """One curve for each name: which share of its values (seconds) is at most so large. `styles`: of lines, by name."""
     traces = []
     for number, (name, values) in enumerate(seen.items()):
         known = [value for value in values if value is not None]
         if not known:
             continue
-        shares = np.linspace(0, 1, min(CDF_POINTS, max(2, len(known))))
-        times = [_ms(time) for time in np.quantile(known, shares)]
-        told = [round(float(share), 4) for share in shares]
-        traces.append(lines_of(f"{name} (n {len(known):,})", times, told, {"color": colour_of(number), "shape": "hv"}))
+        known.sort()
+        counts = np.linspace(1, len(known), min(CDF_POINTS, len(known))).round().astype(int).tolist()
+        times = [_ms(known[0]), *(_ms(known[count - 1]) for count in counts)]
+        told = [0.0, *(round(count / len(known), 4) for count in counts)]
+        style = (styles or {}).get(name, {"color": colour_of(number)})
+        traces.append(lines_of(f"{name} (n {len(known):,})", times, told, {**style, "shape": "hv"}))
     plot = plot_of(title, traces, "ms", "share")
     if promised_s is not None:
         plot["layout"]["shapes"] = [
@@ -70,8 +77,9 @@ def _timeline(records: Sequence[RequestRecord]) -> Plot:
     return timeline(title, chosen)
 
 
-def timeline(title: str, chosen: Sequence[RequestRecord], end_s: float | None = None) -> Plot:
-    """A row for each request: waiting until the first token as a line, then a mark for each token."""
+def timeline(title: str, chosen: Sequence[RequestRecord], between: tuple[float, float] | None = None) -> Plot:
+    """A row for each request: waiting until the first token as a line, then a mark for each token. `between`: seconds
+    of the run that are shown, otherwise all that there are."""
     traces = []
     for number, kind in enumerate(sorted({record.kind for record in chosen})):
         rows = [(row, record) for row, record in enumerate(chosen) if record.kind == kind]
@@ -86,9 +94,9 @@ def timeline(title: str, chosen: Sequence[RequestRecord], end_s: float | None = 
         tokens = {"type": "scatter", "mode": "markers", "x": token_x, "y": token_y, "marker": marker}
         traces += [waiting, {**tokens, "name": f"{kind}, tokens"}]
     plot = plot_of(title, traces, "s", "request")
-    plot["layout"]["yaxis"]["autorange"] = "reversed"
-    if end_s is not None:
-        plot["layout"]["xaxis"]["range"] = [0, _s(end_s)]
+    plot["layout"]["yaxis"]["range"] = [len(chosen) - 0.5, -0.5]  # the first one on top, and none of them cut
+    if between is not None:
+        plot["layout"]["xaxis"]["range"] = [_s(when) for when in between]
     return plot
 
 
@@ -138,6 +146,7 @@ def plot_of(title: str, traces: list[dict[str, Any]], x: str, y: str) -> Plot:
         "margin": {"t": 50, "r": 60},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
+        "modebar": {"bgcolor": "rgba(0,0,0,0)"},
         "font": {"color": "#7d8590"},
     }
     return {"data": traces, "layout": layout}

@@ -71,6 +71,8 @@ def lines(found: Figures) -> list[str]:
 def duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
+    if 0 < seconds < 1e-4:  # a transfer of KV over a fast link
+        return f"{seconds * 1e6:.1f} us"
     if seconds < 1:
         return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
     return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:,.0f} s"

@@ -35,4 +35,4 @@ class Spread:
 
 
 def ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1e3, 3)
+    return None if seconds is None else round(seconds * 1e3, 3 if seconds >= 1e-3 else 6)

@@ -97,18 +97,19 @@ def _simulated(plan: Plan, gpu: str, formats: tuple[str, str], bar: ProgressBar)
 def _served(plan: Plan, bar: ProgressBar, report: Any) -> Comparison:
     """On a Ray and Serve of its own. The report is made before they end, after which nothing is said any more."""
     from deploy.compare.comparison import Comparison
+    from deploy.compare.runner import give_up
     from deploy.lifetime import Lifetime, Stopped
     from deploy.output import mute
 
-    found = Comparison(plan, interrupted=True)
+    found = Comparison(plan)
     with Lifetime() as life:
         life.extra_seconds = CLOSING_S
         try:
             found = _on_ray(plan, life, bar)
         except Stopped:
-            bar.say("interrupted before anything was run")
-        else:
-            report(found)
+            give_up(found)
+        life.finish()
+        report(found)
         life.on_close(mute)
     return found
 
@@ -138,13 +139,14 @@ def _report(found: Comparison, output: Output, html: Path | None, figures: Path 
     from deploy.compare.report import as_json
     from deploy.compare.show import show
 
+    nothing = found.interrupted and not found.measured  # and what an earlier run has written stays
     try:
-        if html is not None:
+        if html is not None and not nothing:
             from deploy.compare.html import page
 
             html.write_text(page(found), encoding="utf-8")
             output.progress(f"wrote {html}")
-        if figures is not None:
+        if figures is not None and not nothing:
             from deploy.compare.figure import write_figures
 
             output.progress(f"wrote {', '.join(str(file) for file in write_figures(found, figures))}")

@@ -64,7 +64,8 @@ class Measured:
 
 @dataclass(slots=True)
 class Compared:
-    """One configuration. Either `failure` says in a line why it was not run, or `runs` has one of each load."""
+    """One configuration. Either `runs` has one of each load, or `failure` says in a line why it was not run to its end;
+    `runs` are then of the loads that had ended."""
 
     configuration: Configuration
     resources: Resources | None = None
@@ -91,4 +92,10 @@ class Comparison:
 
     @property
     def finished(self) -> list[Compared]:
+        """To their end: what a verdict is about."""
         return [compared for compared in self.compared if compared.failure is None]
+
+    @property
+    def measured(self) -> list[Compared]:
+        """Those that have any figures, of all loads or of some."""
+        return [compared for compared in self.compared if compared.runs]

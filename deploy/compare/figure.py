@@ -8,11 +8,10 @@ from html import escape
 from pathlib import Path
 from statistics import median
 
-from deploy.bench.plots import sample
 from deploy.bench.record import RequestRecord
 from deploy.compare.comparison import Compared, Comparison, Measured
+from deploy.compare.excerpt import excerpt
 from deploy.compare.ground import Step
-from deploy.compare.html import FEW
 from deploy.demo.picture import COLOURS, LEFT, ROW, WIDTH, axis, long_row, stream_row, x_of
 from deploy.demo.record import StreamRecord
 
@@ -23,7 +22,7 @@ _LEGEND = "iterations: violet prompt tokens, blue one token of each stream; requ
 
 def write_figures(found: Comparison, folder: Path) -> list[Path]:
     """One file for each configuration that was run, of its first load, all on one scale. Raises OSError."""
-    runs = [(compared, compared.runs[0]) for compared in found.finished if compared.runs]
+    runs = [(compared, compared.runs[0]) for compared in found.measured]
     span = max((record.ended_s for _, run in runs for record in run.record.requests), default=0.0)
     written = []
     for compared, run in runs:
@@ -35,7 +34,7 @@ def write_figures(found: Comparison, folder: Path) -> list[Path]:
 
 def figure(compared: Compared, run: Measured, span: float) -> str:
     """`span`: seconds from the left edge to the right one."""
-    records = [record for record in sample(run.record.requests, FEW) if record.tokens]
+    records = [record for record in excerpt(run.record.requests) if record.tokens]
     lanes = _lanes(compared, run.steps)
     height = TOP + ROW * (len(lanes) + len(records)) + 28
     parts = [

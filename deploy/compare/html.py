@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from html import escape
 
 from deploy.bench.html import document, places, table
-from deploy.bench.plots import Plot, cdf, colour_of, lines_of, plot_of, sample, timeline
+from deploy.bench.plots import Plot, cdf, lines_of, plot_of, timeline
 from deploy.compare.comparison import Compared, Comparison, Measured
+from deploy.compare.excerpt import excerpt, window
 from deploy.compare.report import TABLES, loads_of, notes, warnings
+from deploy.compare.styles import styles
 from deploy.compare.verdict import verdict
 
-FEW = 12
-"""Requests whose tokens are drawn under each configuration, the same ones."""
 Runs = Sequence[tuple[Compared, Measured]]
 
 
@@ -44,12 +44,14 @@ def plots(found: Comparison, runs: Runs) -> list[Plot]:
     ttft = {name: [record.ttft_s for record in seen] for name, seen in records.items()}
     gaps = {name: [gap for record in seen for gap in record.gaps] for name, seen in records.items()}
     tpot = {name: [record.tpot_s for record in seen] for name, seen in records.items()}
-    end_s = max((record.ended_s for seen in records.values() for record in seen), default=0.0)
-    timelines = [timeline(f"Tokens under {name}", sample(seen, FEW), end_s) for name, seen in records.items()]
+    few = {name: excerpt(seen) for name, seen in records.items()}
+    shown = window(list(few.values()))
+    timelines = [timeline(f"Tokens under {name}", seen, shown) for name, seen in few.items()]
+    drawn = styles(found.plan.configurations)
     curves = [
-        cdf("Time to first token", ttft, slo.ttft_s),
-        cdf("Time between tokens (ITL)", gaps, slo.tbt_s),
-        cdf("Time per output token (TPOT) of each request", tpot, slo.tpot_s),
+        cdf("Time to first token", ttft, slo.ttft_s, drawn),
+        cdf("Time between tokens (ITL)", gaps, slo.tbt_s, drawn),
+        cdf("Time per output token (TPOT) of each request", tpot, slo.tpot_s, drawn),
     ]
     for plot in curves:  # a stall is many times a usual gap, and both have to be seen
         plot["layout"]["xaxis"]["type"] = "log"
@@ -59,16 +61,16 @@ def plots(found: Comparison, runs: Runs) -> list[Plot]:
 def goodput_by_rate(found: Comparison) -> Plot | None:
     """None where there are not several rates."""
     curves: dict[str, list[tuple[float, float]]] = {}
-    for compared in found.finished:
+    for compared in found.measured:
         seen = [(run.load.offered_per_s, run.figures.goodput_per_s) for run in compared.runs]
         known = [(rate, good) for rate, good in seen if rate is not None and good is not None]
         curves[compared.name] = sorted(known)
     if not any(len(points) > 1 for points in curves.values()):
         return None
-    traces = []
-    for number, (name, points) in enumerate(curves.items()):
+    traces, drawn = [], styles(found.plan.configurations)
+    for name, points in curves.items():
         rates, kept = [round(rate, 4) for rate, _ in points], [round(value, 4) for _, value in points]
-        traces.append({**lines_of(name, rates, kept, {"color": colour_of(number)}), "mode": "lines+markers"})
+        traces.append({**lines_of(name, rates, kept, drawn[name]), "mode": "lines+markers"})
     highest = max(rate for points in curves.values() for rate, _ in points)
     traces.append(lines_of("all that is offered", [0, highest], [0, highest], {"color": "#7d8590", "dash": "dot"}))
     return plot_of("Goodput against the offered rate", traces, "requests/s offered", "requests/s as promised")

@@ -112,7 +112,7 @@ def loads_of(found: Comparison) -> list[tuple[str, list[tuple[Compared, Measured
     """By load: its name and the run of each configuration that has one."""
     by_load = []
     for number, load in enumerate(found.plan.loads):
-        runs = [(compared, compared.runs[number]) for compared in found.finished if len(compared.runs) > number]
+        runs = [(compared, compared.runs[number]) for compared in found.measured if len(compared.runs) > number]
         by_load.append((load.name, runs))
     return by_load
 
@@ -121,11 +121,18 @@ def notes(found: Comparison) -> list[str]:
     """What the tables do not say: the promise, what each had, what could not be run."""
     said = [f"promised to every request, under each configuration: {_promise(found)}"]
     by_resources: dict[str, list[str]] = {}
-    for compared in found.finished:
+    for compared in found.measured:
         if compared.resources is not None:
             by_resources.setdefault(compared.resources.describe(), []).append(compared.name)
     said += [f"{', '.join(names)}: {what}" for what, names in by_resources.items()]
-    said += [f"{compared.name} was not run: {compared.failure}" for compared in found.compared if compared.failure]
+    for compared in found.compared:
+        if compared.failure:
+            what = (
+                f"was run under {len(compared.runs)} of {len(found.plan.loads)} loads"
+                if compared.runs
+                else "was not run"
+            )
+            said.append(f"{compared.name} {what}: {compared.failure}")
     return said
 
 
@@ -133,7 +140,7 @@ def warnings(found: Comparison) -> list[str]:
     told = list(found.warnings)
     if found.interrupted:
         told.append(f"interrupted: {len(found.finished)} of {len(found.compared)} configurations had ended")
-    for compared in found.finished:
+    for compared in found.measured:
         for run in compared.runs:
             name = f"{compared.name}, {run.load.name}" if run.load.name else compared.name
             told += [f"{name}: {warning}" for warning in run.figures.warnings]

@@ -25,7 +25,7 @@ def compare(
     plan: Plan, ground: Ground, *, say: Say = lambda line: None, watch: WatchAs = lambda name: lambda _: None
 ) -> Comparison:
     """Runs every configuration that can be run; what keeps one from it is told in its place. KeyboardInterrupt ends
-    the comparison, which then has the configurations that had finished."""
+    the comparison, which then has every load that had ended."""
     found = Comparison(plan)
     running = _Running(plan, ground, found, say, watch)
     try:
@@ -37,8 +37,7 @@ def compare(
             if compared.failure is not None:
                 say(f"{configuration.name}: {compared.failure}")
     except KeyboardInterrupt:
-        found.interrupted = True
-        _give_up(found)
+        give_up(found)
     found.warnings += _unequal(found)
     return found
 
@@ -60,7 +59,6 @@ class _Running:
                 self._follow(compared, session)
         except Exception as error:  # of a configuration: the others are compared all the same
             compared.failure = one_line(str(error)) or type(error).__name__
-            compared.runs.clear()
 
     def _follow(self, compared: Compared, session: Session) -> None:
         if self._promises is None:
@@ -95,11 +93,12 @@ class _Running:
         )
 
 
-def _give_up(found: Comparison) -> None:
+def give_up(found: Comparison) -> None:
+    """It was interrupted: what had not ended by then is told as such, and what had is kept."""
+    found.interrupted = True
     for compared in found.compared:
         if compared.failure is None and len(compared.runs) < len(found.plan.loads):
             compared.failure = STOPPED
-            compared.runs.clear()
     left = found.plan.configurations[len(found.compared) :]
     found.compared += [Compared(configuration, failure=STOPPED) for configuration in left]
 

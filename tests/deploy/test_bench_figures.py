@@ -16,7 +16,7 @@ from rich.console import Console
 from deploy.bench import RequestRecord, RunRecord, SloTargets, Spread, as_json, figures
 from deploy.bench.diff import as_table, compare, diff_json, read_run
 from deploy.bench.html import page
-from deploy.bench.plots import SAMPLE, plots, running, sample
+from deploy.bench.plots import CDF_POINTS, SAMPLE, cdf, plots, running, sample
 from deploy.bench.record import CountedBy, Outcome
 from deploy.bench.show import duration, show
 from deploy.bench.slo import parse_slo
@@ -201,8 +201,10 @@ def test_the_terminal_says_what_matters(capsys: pytest.CaptureFixture[str]) -> N
         assert words in said, words
     show(Console(width=100), intruded(), figures(intruded()))
     assert "first token after 2.95 s" in capsys.readouterr().out
-    assert [duration(value) for value in (None, 0.0123, 0.25, 2.5, 1234)] == [
+    assert [duration(value) for value in (None, 0.0, 3.5e-6, 0.0123, 0.25, 2.5, 1234)] == [
         "-",
+        "0.0 ms",
+        "3.5 us",
         "12.3 ms",
         "250 ms",
         "2.50 s",
@@ -254,6 +256,23 @@ def test_plots_are_what_plotly_draws() -> None:
     assert itl["data"][0]["name"] == "request (n 5)"
     assert len(tokens["data"][1]["x"]) == 9
     assert max(load["data"][0]["y"]) == 3
+
+
+def test_a_cdf_says_which_share_is_at_most_so_large() -> None:
+    (curve,) = cdf("", {"a": [0.004, None, 0.001, 0.002, 0.002]})["data"]
+    assert curve["name"] == "a (n 4)"
+    assert list(zip(curve["x"], curve["y"], strict=True)) == [
+        (1.0, 0.0),
+        (1.0, 0.25),
+        (2.0, 0.5),
+        (2.0, 0.75),
+        (4.0, 1),
+    ]
+    (curve,) = cdf("", {"a": [n / 1e3 for n in range(1, 10_001)]})["data"]
+    assert (len(curve["x"]), curve["x"][-1], curve["y"][-1]) == (CDF_POINTS + 1, 10_000.0, 1.0)
+    assert all(
+        share == pytest.approx(time / 1e4, abs=1e-4) for time, share in zip(curve["x"][1:], curve["y"][1:], strict=True)
+    )
 
 
 def test_how_many_are_under_way() -> None:

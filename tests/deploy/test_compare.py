@@ -21,14 +21,19 @@ from cluster.config import EngineConfig
 from cluster.workloads import interference
 from deploy import cli
 from deploy.bench.monitor import Watcher
+from deploy.bench.record import Outcome, RequestRecord
 from deploy.bench.slo import SloTargets
 from deploy.bench.wanted import Wanted
 from deploy.compare import Comparison, Ground, Load, Plan, Session, as_json, compare, configurations, page, simulated_on
 from deploy.compare.asked import loads
 from deploy.compare.configuration import Configuration
+from deploy.compare.excerpt import excerpt, window
 from deploy.compare.figure import write_figures
+from deploy.compare.html import plots
 from deploy.compare.promised import Promises
+from deploy.compare.report import loads_of
 from deploy.compare.resources import Resources
+from deploy.compare.styles import styles
 from deploy.errors import CommandError
 from tests.deploy.test_simulate import told as told_by
 
@@ -202,6 +207,56 @@ def test_an_interruption_keeps_what_has_finished(tmp_path: Path) -> None:
     assert content["verdict"].startswith("Only whole was run to its end")
     assert "interrupted: 1 of 3" in page(found)
     assert [file.name for file in write_figures(found, tmp_path)] == ["whole.svg"]
+
+
+def test_an_interruption_keeps_the_loads_that_had_ended(tmp_path: Path) -> None:
+    def watch(name: str) -> Watcher:
+        if name == "slo, third":
+            raise KeyboardInterrupt
+        return lambda _: None
+
+    workload = interference(2, 1024)
+    loads = [Load(name, workload) for name in ("first", "second", "third")]
+    plan = Plan(BASE, configurations(["slo", "whole"]), loads)
+    found = compare(plan, simulated_on("A100-80", BASE), watch=watch)
+    content = as_json(found)
+    slo, whole = content["configurations"]
+    assert [run["load"] for run in slo["runs"]] == ["first", "second"]
+    assert slo["failure"] == whole["failure"] == "interrupted before it had ended"
+    assert content["verdict"].startswith("No configuration could be run to its end.")
+    written = page(found)
+    assert "slo was run under 2 of 3 loads: interrupted" in written
+    stands_alone(written, plots=2 * (3 + 1))
+    assert [file.name for file in write_figures(found, tmp_path)] == ["slo.svg"]
+
+
+def test_each_configuration_has_a_look_of_its_own_on_every_plot() -> None:
+    asked = configurations(chunk_sizes=[2**n for n in range(4, 12)], splits=[(n, 8 - n) for n in range(1, 8)])
+    looks = styles(asked)
+    assert len({(look["color"], look["dash"]) for look in looks.values()}) == len(asked) == 18
+    usual = styles(configurations())
+    assert len({look["color"] for look in usual.values()}) == len(usual) == 8
+    plan = Plan(BASE, configurations(FEW, [128]), [Load(name, interference(2, 1024)) for name in "ab"])
+    found = compare(plan, simulated_on("A100-80", BASE))
+    del found.compared[0].runs[1]  # which must not give its look to the next one
+    for _, runs in loads_of(found):
+        for plot in plots(found, runs)[:3]:
+            drawn = {trace["name"].partition(" (")[0]: trace["line"]["color"] for trace in plot["data"]}
+            assert drawn == {compared.name: styles(plan.configurations)[compared.name]["color"] for compared, _ in runs}
+
+
+def test_the_requests_that_are_drawn_are_the_longest_prompt_and_its_neighbours() -> None:
+    def record(number: int, took: float = 1.0, at: float = 0.0) -> RequestRecord:
+        prompt = 900 if number == 20 else 10
+        return RequestRecord("r", at + number, at + number, (), at + number + took, prompt, 1, Outcome.FINISHED)
+
+    records = [record(number) for number in range(40)]
+    assert [each.due_s for each in excerpt(records)] == list(range(14, 26))
+    assert excerpt(records[:3]) == records[:3]
+    assert [each.due_s for each in excerpt(records[19:])] == list(range(19, 31))
+    assert window([excerpt(records)]) == (14, 26)
+    assert window([records[:3], [record(0, took=100.0)]]) == (0.0, 9.0), "the slow one is cut"
+    assert window([[]]) == (0.0, 1.0)
 
 
 async def test_ctrl_c_reports_and_exits_with_130() -> None:

@@ -21,7 +21,7 @@ from cluster.config import EngineConfig
 from cluster.workloads import interference
 from deploy.app import NAMESPACE
 from deploy.bench import RunRecord
-from deploy.compare import Load, Plan, Session, compare, configurations
+from deploy.compare import Load, Plan, Session, as_json, compare, configurations
 from deploy.compare.figure import write_figures
 from deploy.compare.ground import Transfers
 from deploy.compare.served import ServedGround, during, transfers
@@ -52,9 +52,14 @@ def test_a_small_comparison(address: Address, tiny_model_dir: Path, tmp_path: Pa
                 schedulers.extend(actor["name"] for actor in actors if actor["namespace"] == NAMESPACE)
                 yield session
 
-    found = compare(Plan(base, configurations(["whole", "chunked"], [64]), [Load("", load)]), Watched(address))
-    assert [(of.name, of.failure) for of in found.compared] == [("whole", None), ("chunked 64", None)]
-    assert len(set(schedulers)) == len(schedulers) == 2, "each has an engine of its own"
+    asked = configurations(["whole", "chunked", "separated"], [64])
+    found = compare(Plan(base, asked, [Load("", load)]), Watched(address))
+    assert [(of.name, of.failure) for of in found.compared] == [
+        ("whole", None),
+        ("chunked 64", None),
+        ("separated", None),
+    ]
+    assert len(set(schedulers)) == len(schedulers) == 3, "each has an engine of its own"
     assert found.warnings == []
     for of in found.compared:
         assert of.resources is not None
@@ -66,10 +71,18 @@ def test_a_small_comparison(address: Address, tiny_model_dir: Path, tmp_path: Pa
         computed = sum(step.prefill_tokens for step in run.steps)
         assert computed >= 300 + 3 * 16, "nothing of it was cached, in either"
         assert {step.group for step in run.steps} == {0, 1}
-    whole, chunked = (of.runs[0] for of in found.compared)
+    whole, chunked, separated = (of.runs[0] for of in found.compared)
     assert max(step.prefill_tokens for step in whole.steps) >= 300
     assert max(step.prefill_tokens for step in chunked.steps) == 64
-    assert [file.name for file in write_figures(found, tmp_path)] == ["whole.svg", "chunked-64.svg"]
+    assert not any(step.decodes for step in separated.steps if step.group == 0)
+    assert not any(step.prefill_tokens for step in separated.steps if step.group == 1)
+    assert (whole.transfers, separated.transfer.n) == (None, 4)
+    told = as_json(found)["configurations"][2]["runs"][0]
+    assert (told["kv_transfer_ms"]["n"], told["second_token_ms"]["n"], told["attainment"]) == (4, 4, 1.0)
+    assert told["kv_transfer_bytes"] >= 348 * 3 * 2 * 3 * 8 * 4, "3 layers, K and V, 3 heads of 8 numbers of 4 bytes"
+    files = write_figures(found, tmp_path)
+    assert [file.name for file in files] == ["whole.svg", "chunked-64.svg", "separated.svg"]
+    assert ">prefill<" in files[2].read_text()
     assert APPLICATION not in serve.status().applications
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"{address.url}/health", trust_env=False).raise_for_status()
