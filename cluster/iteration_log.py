@@ -43,11 +43,14 @@ class IterationLog:
         self._flushed = 0.0
 
     def append(self, group: int, record: IterationRecord, transfers: Iterable[Entry] = ()) -> None:
-        """Take an iteration in, with what came from group to group since the last one; those of health checks alone
-        are left out."""
+        """Take an iteration in, with what came from group to group since the last one (`sends` of which become Unix
+        times); those of health checks alone are left out."""
         if self._kept == 0 and self._file is None:
             return
-        self._transfers += transfers
+        self._transfers += [
+            {**moved, "sends": [[self._unix_ms(when) for when in span] for span in moved["sends"]]}
+            for moved in transfers
+        ]
         entry = self._entry(group, record)
         if not (entry["chunks"] or entry["tokens"] or entry["finished"]):
             return
@@ -84,7 +87,7 @@ class IterationLog:
             "seq": 0,
             "group": group,
             "iteration": record.plan.iteration,
-            "start_ms": round((self._epoch_s + record.started) * 1e3, 3),
+            "start_ms": self._unix_ms(record.started),
             "actual_ms": round(record.actual_s * 1e3, 3),
             "forward_ms": round(sum(record.result.forward_s) * 1e3, 3),
             "predicted_ms": None if record.predicted_s is None else round(record.predicted_s * 1e3, 3),
@@ -112,6 +115,9 @@ class IterationLog:
             "finished": [*self._ended, *_ended(record.deltas)],
             "preempted": list(record.under_way.preempted),
         }
+
+    def _unix_ms(self, when: float) -> float:
+        return round((self._epoch_s + when) * 1e3, 3)
 
     def _keep(self, entry: Entry) -> None:
         self._ring.append(entry)

@@ -52,7 +52,7 @@ class Transfers:
         return dict(self._sums)
 
     def take_latest(self) -> list[dict[str, Any]]:
-        """Those since the last call, as the decision log tells them."""
+        """Those since the last call, as the decision log tells them; `sends` in seconds of the schedulers' clock."""
         latest, self._latest = self._latest, []
         return latest
 

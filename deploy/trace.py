@@ -1,7 +1,9 @@
 """The decision log as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 A process for each worker group with its iterations and counters of the budget, and one for the requests with a track
-each: the time in the queue, every chunk, every token, and every stall.
+each: the time in the queue, every chunk, every token, and every stall. Where KV moves from group to group, one more
+with a track for each request's, and an arrow from there to the first token that came of it. What is on one track never
+overlaps, unless one slice holds the other.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ STALL_FACTOR = 2.0
 UNPROMISED_MS = 3600e3
 """A promise this long is none; then a gap of five times the stream's median is a stall."""
 UNPROMISED_FACTOR = 5.0
+ROUNDED_US = 2.0
+"""The log's times are rounded to microseconds, each by itself."""
 
 
 @dataclass
@@ -34,6 +38,7 @@ class Track:
     tbt_ms: float | None
     chunks: list[tuple[float, float, Entry]] = field(default_factory=list)
     tokens: list[tuple[float, float]] = field(default_factory=list)
+    moves: list[Entry] = field(default_factory=list)
     ended: float | None = None
 
     def stalls(self) -> Iterator[tuple[float, float]]:
@@ -60,14 +65,42 @@ def chrome_trace(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _events(entries: Sequence[Entry]) -> Iterator[Event]:
+    """Names first, then everything by its time, what holds others before them."""
+    groups = sorted({int(entry["group"]) for entry in entries})
+    tracks = _tracks(entries)
     yield _name("process_name", REQUESTS, 0, "requests")
-    for group in sorted({entry["group"] for entry in entries}):
+    for group in groups:
         yield _name("process_name", _process(group), 0, f"group {group}")
         yield _name("thread_name", _process(group), 0, "iterations")
-    for entry in entries:
-        yield from _iteration(entry)
-    for request_id, track in _tracks(entries).items():
-        yield from _request(request_id, track)
+    transfers = _process(groups[-1]) + 1 if groups else REQUESTS
+    if any(track.moves for track in tracks.values()):
+        yield _name("process_name", transfers, 0, "KV transfers")
+    drawn = [event for entry in entries for event in _iteration(entry)]
+    for request_id, track in tracks.items():
+        drawn += [*_request(request_id, track), *_moves(request_id, track, transfers)]
+    yield from (event for event in drawn if event["ph"] == "M")
+    timed = sorted((event for event in drawn if event["ph"] != "M"), key=lambda e: (e["ts"], -e.get("dur", 0.0)))
+    _separate(timed)
+    yield from timed
+
+
+def _separate(timed: Sequence[Event]) -> None:
+    """Times were rounded one by one: slices that follow each other, or end together, are made to do so exactly."""
+    open_slices: dict[tuple[int, int], list[Event]] = {}
+    for event in timed:
+        if event["ph"] != "X":
+            continue
+        around = open_slices.setdefault((event["pid"], event["tid"]), [])
+        while around and _end(around[-1]) <= event["ts"] + ROUNDED_US:
+            last = around.pop()
+            last["dur"] = max(0.0, round(min(last["dur"], event["ts"] - last["ts"]), 1))
+        if around and 0 < _end(event) - _end(around[-1]) <= ROUNDED_US:
+            event["dur"] = max(0.0, round(_end(around[-1]) - event["ts"], 1))
+        around.append(event)
+
+
+def _end(event: Event) -> float:
+    return float(event["ts"] + event["dur"])
 
 
 def _iteration(entry: Entry) -> Iterator[Event]:
@@ -99,6 +132,9 @@ def _tracks(entries: Sequence[Entry]) -> dict[str, Track]:
         for request_id in entry["finished"]:
             if request_id in tracks:
                 tracks[request_id].ended = end
+        for moved in entry.get("transfers", ()):
+            if moved["request"] in tracks:
+                tracks[moved["request"]].moves.append(moved)
     return tracks
 
 
@@ -125,6 +161,26 @@ def _request(request_id: str, track: Track) -> Iterator[Event]:
         }
     if track.ended is not None:
         yield {"ph": "i", "name": "end", "s": "t", "pid": REQUESTS, "tid": number, "ts": _us(track.ended)}
+
+
+def _moves(request_id: str, track: Track, process: int) -> Iterator[Event]:
+    """Each part of its KV as it was on its way, and what came of it."""
+    if not track.moves:
+        return
+    yield _name("thread_name", process, track.number, request_id)
+    for number, moved in enumerate(track.moves):
+        told = {key: value for key, value in moved.items() if key != "sends"}
+        for index, (begun, ended) in enumerate(moved["sends"]):
+            name = f"KV to group {moved['target']}" if index == 0 else f"part {index + 1}"
+            yield _slice(process, track.number, name, begun, max(0.0, ended - begun), told if index == 0 else {})
+        if not moved["sends"]:
+            continue  # everything was there already
+        begun, ended = moved["sends"][-1]
+        after = next((start for start, _ in track.tokens if start >= ended), None)
+        if after is not None:
+            arrow = {"cat": "kv", "name": "KV", "id": f"{track.number}.{number}"}
+            yield {**arrow, "ph": "s", "pid": process, "tid": track.number, "ts": _us(begun)}
+            yield {**arrow, "ph": "f", "bp": "e", "pid": REQUESTS, "tid": track.number, "ts": _us(after)}
 
 
 def _process(group: int) -> int:

@@ -53,6 +53,8 @@ class _Move:
     bytes: int = 0
     early_bytes: int = 0
     send_s: float = 0.0
+    begun: float = 0.0
+    sends: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
@@ -166,6 +168,7 @@ class Handoffs:
         move.there = order.first + len(order.blocks)
         move.bytes += count
         move.send_s += seconds
+        move.sends.append((move.begun, self.clock()))
         if move.early:
             move.early_bytes += count
 
@@ -292,7 +295,7 @@ class Handoffs:
         number = next(self._numbers)
         self.groups[move.source].exchange.lease(number, blocks)
         move.sending = Send(move.source, number, blocks, move.target, move.lease, move.there)
-        move.early = move.sequence.phase is Phase.RUNNING
+        move.early, move.begun = move.sequence.phase is Phase.RUNNING, self.clock()
         self._sending[number] = move
         self._orders.append(move.sending)
 
@@ -318,6 +321,7 @@ class Handoffs:
                 send_s=move.send_s,
                 early_bytes=move.early_bytes,
                 wait_s=wait,
+                sends=tuple(move.sends),
             )
         )
         self._news |= {move.source, move.target}

@@ -42,7 +42,8 @@ Order = Open | Send | Close
 class Moved:
     """A request's KV as it went from one group to another: tokens of context, blocks that were sent and those that were
     there already, bytes, seconds that sending took, bytes that went while the prompt was still being computed, and
-    seconds from its first token to its being with the other group."""
+    seconds from its first token to its being with the other group. `sends` are from when to when (in the schedulers'
+    clock) each part was on its way, the waiting for its turn included."""
 
     request_id: str
     source: int
@@ -54,6 +55,7 @@ class Moved:
     send_s: float
     early_bytes: int
     wait_s: float
+    sends: tuple[tuple[float, float], ...] = ()
 
     @property
     def bandwidth(self) -> float:

@@ -17,6 +17,7 @@ from deploy.demo.record import StreamRecord
 
 TOP = 24
 _STYLE = f"{COLOURS}text{{font:12px system-ui,sans-serif;fill:var(--soft)}}text.title{{fill:var(--ink)}}"
+_KV_LEGEND = "; amber KV on its way"
 _LEGEND = "iterations: violet prompt tokens, blue one token of each stream; requests: a line a token, shaded stalls"
 
 
@@ -36,16 +37,22 @@ def figure(compared: Compared, run: Measured, span: float) -> str:
     """`span`: seconds from the left edge to the right one."""
     records = [record for record in excerpt(run.record.requests) if record.tokens]
     lanes = _lanes(compared, run.steps)
-    height = TOP + ROW * (len(lanes) + len(records)) + 28
+    moved = () if run.transfers is None else run.transfers.spans
+    height = TOP + ROW * (len(lanes) + bool(moved) + len(records)) + 28
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>{escape(compared.name)}</title><style>{_STYLE}</style>",
         f'<rect width="{WIDTH}" height="{height}" fill="var(--page)"/>',
-        f'<text class="title" x="0" y="14">{escape(compared.name)}</text><text x="{LEFT}" y="14">{_LEGEND}</text>',
+        f'<text class="title" x="0" y="14">{escape(compared.name)}</text>'
+        f'<text x="{LEFT}" y="14">{_LEGEND}{_KV_LEGEND if moved else ""}</text>',
     ]
+    between = sum(label == "prefill" for label, _ in lanes)  # where the KV goes
+    if moved:
+        parts += _transfers(moved, TOP + ROW * between, span)
     for number, (label, steps) in enumerate(lanes):
-        parts += _lane(label, steps, TOP + ROW * number, span, apart=compared.configuration.kind == "alternate")
-    for number, record in enumerate(records, len(lanes)):
+        top = TOP + ROW * (number + (bool(moved) and number >= between))
+        parts += _lane(label, steps, top, span, apart=compared.configuration.kind == "alternate")
+    for number, record in enumerate(records, len(lanes) + bool(moved)):
         parts += _request(record, TOP + ROW * number, span)
     parts += axis(span, height - 22)
     return "\n".join([*parts, "</svg>", ""])
@@ -56,6 +63,18 @@ def _request(record: RequestRecord, top: int, span: float) -> Iterator[str]:
     if record.kind == "stream":
         return stream_row(stream, "a stream", top, span)
     return long_row(stream, f"{record.prompt_tokens or 0:,} tokens", top, span)
+
+
+def _transfers(spans: Sequence[tuple[float, float]], top: int, span: float) -> Iterator[str]:
+    """Thin ones, since those of several requests may overlap."""
+    yield f'<text x="0" y="{top + 15}">KV</text>'
+    for begun, ended in spans:
+        left, right = x_of(max(0.0, begun), span), x_of(min(ended, span), span)
+        width = max(0.6, right - left)
+        yield (
+            f'<rect x="{left}" y="{top + 6}" width="{width:.1f}" height="10" fill="#d29922" opacity=".6">'
+            f"<title>{(ended - begun) * 1e3:.1f} ms</title></rect>"
+        )
 
 
 def _lanes(compared: Compared, steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:

@@ -28,10 +28,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """KV that moved from prefill to decode groups: how often, bytes in all, and the seconds that each took."""
+    """KV that moved from prefill to decode groups: the seconds that each took, bytes in all, and when parts of it were
+    on their way (from, to: seconds on the run's clock)."""
 
     seconds: tuple[float, ...]
     total_bytes: int
+    spans: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class ServedSession:
         record = asyncio.run(drive(self._target(salt), load, progress=watch))
         entries = during(self._logged(), record)
         steps = tuple(_step(entry, record.started_at) for entry in entries)
-        return Seen(record, steps, transfers(entries) if self._config.separated else None)
+        return Seen(record, steps, transfers(entries, record.started_at) if self._config.separated else None)
 
     def _target(self, salt: str) -> Target:
         return Target(self._server.address.url, extra={"cache_salt": salt})
@@ -114,10 +114,11 @@ def during(entries: list[dict[str, Any]], record: RunRecord) -> list[dict[str, A
     return [entry for entry in entries if entry["start_ms"] < end and entry["start_ms"] + entry["actual_ms"] > start]
 
 
-def transfers(entries: list[dict[str, Any]]) -> Transfers:
+def transfers(entries: list[dict[str, Any]], started_at: float) -> Transfers:
     """Of KV that arrived meanwhile: the log tells them with the iteration after which they were known."""
     moved = [each for entry in entries for each in entry.get("transfers", ())]
-    return Transfers(tuple(each["send_ms"] / 1e3 for each in moved), sum(each["bytes"] for each in moved))
+    spans = ((begun / 1e3 - started_at, ended / 1e3 - started_at) for each in moved for begun, ended in each["sends"])
+    return Transfers(tuple(each["send_ms"] / 1e3 for each in moved), sum(each["bytes"] for each in moved), tuple(spans))
 
 
 def _step(entry: dict[str, Any], started_at: float) -> Step:

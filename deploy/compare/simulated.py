@@ -76,7 +76,8 @@ class SimulatedSession:
     def _transfers(self, moved: Sequence[Moved]) -> Transfers | None:
         if not self._config.separated:
             return None
-        return Transfers(tuple(move.send_s for move in moved), sum(move.bytes for move in moved))
+        spans = tuple(span for move in moved for span in move.sends)
+        return Transfers(tuple(move.send_s for move in moved), sum(move.bytes for move in moved), spans)
 
 
 def _without_body(request: PlannedRequest) -> PlannedRequest:

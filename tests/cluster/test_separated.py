@@ -16,10 +16,12 @@ import pytest
 
 from cluster.async_cluster import AsyncCluster
 from cluster.local import LocalEngine
+from deploy.trace import chrome_trace
 from scheduler.errors import RequestRefused
 from scheduler.request import Finish, Request
 from scheduler.sampling import SamplingParams
 from tests.cluster.test_ray import collect, running, tiny
+from tests.deploy.chrome import check_trace
 from tests.workers.driver import reference_tokens
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -97,6 +99,10 @@ async def test_the_tokens_of_one_process_and_what_is_told_of_the_transfers(tiny_
         moved = {each["request"]: each for entry in entries for each in entry.get("transfers", [])}
         assert moved["r0"]["blocks_sent"] == 10
         assert (moved["again"]["blocks_shared"], moved["again"]["blocks_sent"]) == (9, 1)
+        assert all(begun <= ended for each in moved.values() for begun, ended in each["sends"])
+        assert len(moved["r0"]["sends"]) > 1, "in parts, while it was computed"
+        drawn = check_trace(chrome_trace(entries))
+        assert sum(event["ph"] == "s" for event in drawn) == 7
         text = (await cluster.metrics()).decode()
         assert "stallfree_kv_transfer_requests_total{model_name=" in text
         await cluster.health(30)
@@ -158,6 +164,28 @@ async def test_killed_groups_lose_no_request(tiny_model_dir: Path) -> None:
             assert stats["worker_losses"] == losses
         after = await collect(cluster, request("after"))
         assert after[0] == reference_tokens(tiny_model_dir, LONG, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("victim", [0, 1], ids=["prefill", "decode"])
+async def test_a_group_that_hangs_while_blocks_move_loses_no_request(tiny_model_dir: Path, victim: int) -> None:
+    """Nothing says that it is gone: its sockets are open, and it never answers."""
+    requests = [request(f"r{i}", prompt=(LONG[i:] + LONG[:i]) * 5, max_tokens=10) for i in range(4)]
+    wanted = await alone(tiny_model_dir, requests)
+    async with separated(tiny_model_dir, num_blocks=300, decode_tp=2, hang_seconds=1) as cluster:
+        pids = await cluster.scheduler.pids.remote()
+        streams = [asyncio.create_task(collect(cluster, each)) for each in requests]
+        await when(cluster, lambda stats: bool(stats["groups"][1]["arriving"] and stats["groups"][0]["blocks_leased"]))
+        os.kill(pids[victim][-1], signal.SIGSTOP)
+        got = await asyncio.wait_for(asyncio.gather(*streams), 300)
+        assert [tokens for tokens, _ in got] == wanted
+        assert all(last.finish is Finish.LENGTH for _, last in got)
+        stats = await when(cluster, lambda stats: nothing_held(stats) and not stats["rebuilding"])
+        assert stats["worker_losses"] == 1
+        _, incidents = await cluster.scheduler.incidents.remote()
+        assert any("hung" in line for line in incidents), incidents
+        assert (await collect(cluster, request("after")))[0] == reference_tokens(tiny_model_dir, LONG, 20)
 
 
 @pytest.mark.slow

@@ -82,7 +82,9 @@ def test_a_small_comparison(address: Address, tiny_model_dir: Path, tmp_path: Pa
     assert told["kv_transfer_bytes"] >= 348 * 3 * 2 * 3 * 8 * 4, "3 layers, K and V, 3 heads of 8 numbers of 4 bytes"
     files = write_figures(found, tmp_path)
     assert [file.name for file in files] == ["whole.svg", "chunked-64.svg", "separated.svg"]
-    assert ">prefill<" in files[2].read_text()
+    assert separated.transfers is not None
+    assert all(0 <= begun <= ended <= separated.record.duration_s for begun, ended in separated.transfers.spans)
+    assert all(f">{lane}<" in files[2].read_text() for lane in ("prefill", "KV", "decode"))
     assert APPLICATION not in serve.status().applications
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"{address.url}/health", trust_env=False).raise_for_status()
@@ -90,13 +92,13 @@ def test_a_small_comparison(address: Address, tiny_model_dir: Path, tmp_path: Pa
 
 def test_transfers_are_those_of_the_run() -> None:
     run = RunRecord((), duration_s=2.0, started_at=100.0, open_loop=True)
-    moved = {"request": "a", "bytes": 4096, "send_ms": 1.5, "wait_ms": 2.0}
+    moved = {"request": "a", "bytes": 4096, "send_ms": 1.5, "wait_ms": 2.0, "sends": [[100_250.0, 100_500.0]]}
     times = [(99_000.0, 500.0), (99_900.0, 200.0), (101_000.0, 10.0), (102_500.0, 10.0)]
     log = [{"start_ms": start, "actual_ms": took, "transfers": [moved]} for start, took in times]
     log[2]["transfers"] = [moved, moved]
     del log[1]["transfers"]
     assert during(log, run) == log[1:3]
-    assert transfers(during(log, run)) == Transfers((0.0015, 0.0015), 8192)
+    assert transfers(during(log, run), 100.0) == Transfers((0.0015, 0.0015), 8192, ((0.25, 0.5), (0.25, 0.5)))
 
 
 @pytest.mark.slow

@@ -18,7 +18,9 @@ from cluster.config import EngineConfig
 from cluster.local import LocalEngine
 from deploy.api import create_api
 from deploy.cli import run
+from deploy.trace import chrome_trace
 from scheduler.gate import OnInfeasible
+from tests.deploy.chrome import check_trace
 from tests.deploy.conftest import MODEL, in_process, served
 from tests.deploy.wire import error_of
 from workers.tokenizer import Tokenizer
@@ -138,7 +140,7 @@ async def test_a_trace_has_a_track_for_each_request_and_the_budget(url: str, tmp
 
     path = tmp_path / "trace.json"
     assert await asyncio.to_thread(run, ["trace", url, "--output", str(path)]) == 0
-    events = json.loads(path.read_text())["traceEvents"]
+    events = check_trace(json.loads(path.read_text()))
     names = {
         event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == 1
     }
@@ -168,7 +170,7 @@ def test_a_trace_of_a_log_file(tmp_path: Path) -> None:
     log.write_text(json.dumps(entry) + "\n" + json.dumps(later) + '\n{"half')
     output = tmp_path / "trace.json"
     assert run(["trace", str(log), "--output", str(output)]) == 0
-    events = json.loads(output.read_text())["traceEvents"]
+    events = check_trace(json.loads(output.read_text()))
     slices = {e["name"]: (e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == 1}
     assert slices == {
         "queue": (980_000, 20_000),
@@ -176,6 +178,29 @@ def test_a_trace_of_a_log_file(tmp_path: Path) -> None:
         "token 1": (1_400_000, 50_000),
         "stall of 400 ms": (1_050_000, 400_000),
     }
+
+
+def test_a_trace_of_kv_that_moves() -> None:
+    """Parts of a transfer go while the next chunk is computed: on a track of their own, with an arrow to what comes."""
+    moved = {"request": "r", "source": 0, "target": 1, "bytes": 9, "send_ms": 60.0, "wait_ms": 10.0,
+             "sends": [[1050.002, 1090.0], [1100.0, 1110.0]]}  # fmt: skip
+    chunk = {"request": "r", "offset": 0, "count": 8, "prompt_tokens": 16, "waited_ms": 20.0, "ttft_ms": 500.0,
+             "tpot_ms": 100.0, "tbt_ms": None}  # fmt: skip
+    entry = {
+        "seq": 1, "group": 0, "iteration": 1, "start_ms": 1000.0, "actual_ms": 50.001, "predicted_ms": 40.0,
+        "budget": 8, "bound": "prompts", "allowed_ms": None, "tightest": None, "prefill_tokens": 8, "decodes": 0,
+        "chunks": [chunk], "tokens": [], "finished": [], "preempted": [],
+    }  # fmt: skip
+    second = {**entry, "start_ms": 1050.0, "actual_ms": 50.0, "chunks": [{**chunk, "offset": 8}], "tokens": ["r"]}
+    third = {**entry, "group": 1, "start_ms": 1120.0, "chunks": [], "tokens": ["r"], "finished": ["r"]}
+    events = check_trace(chrome_trace([entry, second, {**third, "transfers": [moved]}]))
+    process = next(e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"] == "KV transfers")
+    parts = [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == process]
+    assert parts == [("KV to group 1", 1_050_002, 39_998), ("part 2", 1_100_000, 10_000)]
+    arrow = [(e["ph"], e["pid"], e["ts"]) for e in events if e["ph"] in "sf"]
+    assert arrow == [("s", process, 1_100_000), ("f", 1, 1_120_000)]
+    colocated = check_trace(chrome_trace([entry, second]))
+    assert not any(e["name"] == "process_name" and e["args"]["name"] == "KV transfers" for e in colocated)
 
 
 @pytest.mark.parametrize(
