@@ -18,7 +18,7 @@ from scheduler.sampling import SamplingParams
 from scheduler.slo import Grant, Promise
 
 MARK = "stallfree"
-VERSION = 6
+VERSION = 7
 
 T = TypeVar("T")
 
@@ -147,12 +147,12 @@ def _sampling_fields(p: SamplingParams) -> list[Any]:
         *(p.temperature, p.top_k, p.top_p, p.min_p, p.seed, p.choice),
         *(p.presence_penalty, p.frequency_penalty, p.repetition_penalty),
         [list(pair) for pair in p.logit_bias],
-        *(p.logprobs, p.prompt_logprobs),
+        *(p.logprobs, p.prompt_logprobs, p.json_schema, list(p.end_tokens)),
     ]
 
 
 def _sampling(body: Any) -> SamplingParams:
-    f = _fields(body, 12, "sampling parameters")
+    f = _fields(body, 14, "sampling parameters")
     bias = tuple((_count(token), _float(value)) for token, value in (_fields(x, 2, "bias") for x in _list(f[9])))
     return SamplingParams(
         temperature=_float(f[0]),
@@ -167,6 +167,8 @@ def _sampling(body: Any) -> SamplingParams:
         logit_bias=bias,
         logprobs=None if f[10] is None else _count(f[10]),
         prompt_logprobs=None if f[11] is None else _count(f[11]),
+        json_schema=_str(f[12]),
+        end_tokens=_counts(f[13]),
     )
 
 

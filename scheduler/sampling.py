@@ -15,7 +15,8 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0 and top_p 1 and min_p 0 switch the respective filter off. Random numbers are
     keyed by (seed, choice, position), so that neither batch nor chunking nor preemption can change a token.
     `logprobs` is None for none, or the number of alternatives (0: only the chosen token's); `prompt_logprobs` the same
-    for the prompt's tokens, all but the first.
+    for the prompt's tokens, all but the first. With a `json_schema` (a JSON text) what is generated is JSON of that
+    schema, followed by one of the `end_tokens`; "" leaves it free.
     """
 
     temperature: float = 1.0
@@ -30,6 +31,8 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = field(default=())
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    json_schema: str = ""
+    end_tokens: tuple[int, ...] = ()
 
     @property
     def greedy(self) -> bool:

@@ -1,7 +1,7 @@
 """From logits to tokens. Each row is treated by its own parameters alone, whatever else is in the batch.
 
-Order of the steps, as elsewhere: bias and penalties, temperature, top-k, top-p, min-p, then a draw (`workers.drawing`)
-from what is left. Log-probabilities are those of the model, before any of it.
+Order of the steps, as elsewhere: bias and penalties, what a grammar forbids, temperature, top-k, top-p, min-p, then a
+draw (`workers.drawing`) from what is left. Log-probabilities are those of the model, before any of it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from workers.randomness import keys
 @dataclass(frozen=True, slots=True)
 class Row:
     """What one sampled row needs: its parameters, the tokens so far and how many of them are prompt. The new token's
-    position is their number."""
+    position is their number. `allowed` [vocab] are the tokens that may be drawn, None for all; `refusal` says why none
+    may."""
 
     params: SamplingParams
     tokens: NDArray[np.int32]
     prompt_tokens: int
+    allowed: NDArray[np.bool_] | None = None
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,16 @@ def sample(logits: Tensor, rows: list[Row]) -> list[Sampled]:
     if filtered:
         tokens[filtered] = _draw(_filtered(_take(adjusted, filtered), rows, filtered), rows, filtered).cpu().numpy()
     logprobs = _logprobs(scores, rows, tokens)
-    return [
-        Sampled(int(token), logprobs.get(i)) if ok else Sampled(-1, error="the model gave no finite scores")
-        for i, (token, ok) in enumerate(zip(tokens, healthy, strict=True))
-    ]
+    return [_sampled(row, int(tokens[i]), bool(healthy[i]), logprobs.get(i)) for i, row in enumerate(rows)]
+
+
+def _sampled(row: Row, token: int, healthy: bool, logprob: TokenLogprob | None) -> Sampled:
+    error = row.refusal
+    if not healthy:
+        error = "the model gave no finite scores"
+    elif row.allowed is not None and not row.allowed[token]:
+        error = "the model gave no finite score to any token that fits the response format"
+    return Sampled(-1, error=error) if error else Sampled(token, logprob)
 
 
 def _take(x: Tensor, which: list[int]) -> Tensor:
@@ -72,13 +81,15 @@ def _filters(p: SamplingParams) -> bool:
 
 
 def _adjust(scores: Tensor, rows: list[Row]) -> Tensor:
-    """Bias and penalties, on the rows that have any."""
-    touched = [i for i, row in enumerate(rows) if _adjusts(row.params)]
+    """Bias and penalties, and -inf for what is not allowed, on the rows that have any of it."""
+    touched = [i for i, row in enumerate(rows) if row.allowed is not None or _adjusts(row.params)]
     if not touched:
         return scores
     scores = scores.clone()
     for i in touched:
         _adjust_row(scores[i], rows[i])
+        if (allowed := rows[i].allowed) is not None:
+            scores[i].masked_fill_(torch.from_numpy(~allowed).to(scores.device), -torch.inf)
     return scores
 
 

@@ -54,6 +54,11 @@ class Tokenizer:
         return cls(wrapped, _eos_token_ids(Path(model_dir), wrapped.eos_token_id))
 
     @property
+    def as_json(self) -> str | None:
+        """As a `tokenizer.json`; None for a tokenizer that is not of the Rust kind."""
+        return None if self._fast is None else str(self._fast.to_str())
+
+    @property
     def has_chat_template(self) -> bool:
         return bool(self._wrapped.chat_template)
 

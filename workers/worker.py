@@ -20,9 +20,12 @@ from torch import Tensor
 
 from scheduler.plan import Forward, IterationPlan, IterationResult
 from scheduler.request import TokenLogprob
+from scheduler.sampling import SamplingParams
 from workers.attention import PAGE_SIZE, check_page_size, make_attention, make_layout, token_positions
 from workers.config import WorkerConfig, WorkerDescription
+from workers.constraints import Constraints
 from workers.drawing import prepare as prepare_drawing
+from workers.grammar import GrammarError, Grammars
 from workers.host_cache import HostCache
 from workers.kv_cache import KvCache, bytes_per_block
 from workers.kv_dtype import choose_kv_dtype, name_of
@@ -76,6 +79,7 @@ class Worker:
         self.model = LlamaModel(
             folder, model_config, self.ranks, self._device, self._dtype, self.max_model_len, progress
         )
+        self._constraints = Constraints(lambda: Grammars.load(folder, model_config.vocab_size))
         self._iteration_bytes = self._worst_iteration()
         return self._describe()
 
@@ -170,8 +174,10 @@ class Worker:
             raise PlanError("allocate the KV pool first")
         for slot in plan.releases:
             self._slots.release(slot)
+            self._constraints.release(slot)
         for admission in plan.admissions:
             self._slots.admit(admission, self._cache.blocks)
+            self._constraints.admit(admission.slot, admission.sampling)
         for swap in plan.swaps:
             if self._host is None:
                 raise PlanError("a swap where no host memory is")
@@ -239,10 +245,19 @@ class Worker:
         for slot in sampled_slots.tolist():
             params = slots.sampling[slot]
             assert params is not None  # the batch was built from taken slots
-            rows.append(Row(params, slots.tokens[slot, : slots.lengths[slot]], int(slots.prompt_lengths[slot])))
+            rows.append(self._row(slot, params, slots))
         sampled = sample(logits, rows)
         slots.append(sampled_slots, np.array([max(0, s.token) for s in sampled], dtype=np.int64))
         return sampled
+
+    def _row(self, slot: int, params: SamplingParams, slots: Slots) -> Row:
+        tokens, prompt = slots.tokens[slot, : slots.lengths[slot]], int(slots.prompt_lengths[slot])
+        if not params.json_schema:
+            return Row(params, tokens, prompt)
+        try:
+            return Row(params, tokens, prompt, self._constraints.allowed(slot, tokens[prompt:]))
+        except GrammarError as error:
+            return Row(params, tokens, prompt, refusal=f"the response format cannot be kept: {error}")
 
 
 def _device(config: WorkerConfig) -> torch.device:

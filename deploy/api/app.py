@@ -26,6 +26,7 @@ from deploy.api.schemas import ChatRequest, CompletionRequest, Sampling, parse
 from deploy.api.settings import ApiSettings
 from deploy.api.slo import HEADER as SLO_HEADER
 from deploy.api.stops import StopStrings
+from deploy.api.structured import ResponseFormats
 from workers.tokenizer import Tokenizer
 
 MOST_ITERATIONS = 10_000
@@ -47,6 +48,7 @@ def create_api(
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         yield
         threads.shutdown(wait=False, cancel_futures=True)
+        api.close()
 
     app = FastAPI(title="Stallfree", lifespan=lifespan, redirect_slashes=False)
     if settings.api_keys:
@@ -84,7 +86,11 @@ class Api:
         self._settings = settings
         self._limits = Limits(engine.info.max_model_len, engine.info.vocab_size)
         self._encoder = Encoder(tokenizer, threads, self._limits)
+        self._formats = ResponseFormats(tokenizer, engine.info.vocab_size, settings.max_schema_characters)
         self._started = int(time.time())
+
+    def close(self) -> None:
+        self._formats.close()
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or several."""
@@ -97,7 +103,8 @@ class Api:
 
         body, raw_prompts = await read_body(request, self._settings.max_body_bytes, understand)
         prompts = await self._encoder.prompts(raw_prompts, body.add_special_tokens)
-        job = self._job(body, prompts, arrived, request)
+        schema = await self._formats.schema_of(body)
+        job = self._job(body, prompts, arrived, request, schema)
         scored = body.prompt_logprobs_wanted is not None
         echoes = await self._encoder.echoes(prompts, scored) if body.echo else []
         common = (job, self._engine.info.served_model_name, self._tokenizer)
@@ -116,7 +123,8 @@ class Api:
             return body, parse_messages(body, self._settings)
 
         body, messages = await read_body(request, self._settings.max_body_bytes, understand)
-        job = self._job(body, [await self._encoder.chat(body, messages)], arrived, request)
+        schema = await self._formats.schema_of(body)
+        job = self._job(body, [await self._encoder.chat(body, messages)], arrived, request, schema)
         common = (job, self._engine.info.served_model_name, self._tokenizer)
         return self._answer(ChatFormat(*common, body.return_token_ids, body.logprobs), body, [])
 
@@ -182,9 +190,9 @@ class Api:
             "max_model_len": info.max_model_len,
         }
 
-    def _job(self, body: Sampling, prompts: list[Any], arrived: float, request: Request) -> Job:
+    def _job(self, body: Sampling, prompts: list[Any], arrived: float, request: Request, schema: str) -> Job:
         eos, slo = self._tokenizer.eos_token_ids, request.headers.get(SLO_HEADER)
-        return make_job(body, prompts, self._engine.info, eos, self._settings, arrived, slo, key_of(request))
+        return make_job(body, prompts, self._engine.info, eos, self._settings, arrived, slo, key_of(request), schema)
 
     def _answer(self, form: Format, body: Sampling, echoes: list[Echo]) -> Answer:
         """`echoes`: what comes before each choice's own text, or nothing."""

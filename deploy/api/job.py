@@ -6,7 +6,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.engine import EngineInfo
 from deploy.api.errors import ApiError, bad_request, shorten
@@ -49,6 +49,12 @@ def check_parameters(body: Sampling, vocab_size: int, settings: ApiSettings) -> 
     """What the schema alone cannot know. Raises ApiError."""
     _check_stops(body, vocab_size, settings)
     _logit_bias(body, vocab_size, settings)
+    if body.response_format is not None:
+        with_schema = body.response_format.type == "json_schema"
+        if with_schema != (body.response_format.json_schema is not None):
+            told = "is missing" if with_schema else "is only allowed with type json_schema"
+            param = "response_format.json_schema"
+            raise bad_request(f"{param} {told}", param, "missing_required_parameter" if with_schema else None)
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options is only allowed with stream", "stream_options")
     if isinstance(body, ChatRequest):
@@ -74,9 +80,11 @@ def make_job(
     arrived: float,
     slo_header: str | None = None,
     key: Key | None = None,
+    json_schema: str = "",
 ) -> Job:
     """Everything that can be refused is refused here, before the engine hears of it. `arrived` is of time.monotonic.
-    KV is reused among requests of keys of the same name only, where there are keys.
+    KV is reused among requests of keys of the same name only, where there are keys. With a `json_schema` each answer is
+    JSON of it.
 
     Raises ApiError and RequestRefused.
     """
@@ -94,7 +102,11 @@ def make_job(
             request_id=f"{job_id}-{index * body.n + choice}",
             prompt=prompt.tokens,
             max_tokens=_max_tokens(body, len(prompt.tokens), info),
-            sampling=_sampling(body, seed, choice, logit_bias),
+            sampling=replace(
+                _sampling(body, seed, choice, logit_bias),
+                json_schema=json_schema,
+                end_tokens=eos_token_ids if json_schema else (),
+            ),
             stop_token_ids=tuple(dict.fromkeys((*own_stops, *body.stop_token_ids))),
             age_s=max(0.0, time.monotonic() - arrived),
             promise=promise,

@@ -40,6 +40,24 @@ class SloNumbers(Strict):
     tbt_ms: _Milliseconds | None = None
 
 
+class JsonSchema(Strict):
+    """`strict` or not, the schema is kept to."""
+
+    model_config = ConfigDict(populate_by_name=False, protected_namespaces=())
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """`json_object`: any JSON object."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 class Sampling(Strict):
     """What both endpoints have. Defaults and ranges are OpenAI's; the second block is what vLLM's clients also use."""
 
@@ -55,6 +73,7 @@ class Sampling(Strict):
     stop: str | list[str] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
 
     top_k: int = Field(default=0, ge=-1, lt=2**31)
     min_p: float = Field(default=0.0, ge=0, le=1)

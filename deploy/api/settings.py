@@ -28,6 +28,7 @@ class ApiSettings(BaseModel):
     max_stop_characters: int = Field(default=1024, ge=1)
     max_stop_token_ids: int = Field(default=128, ge=1)
     max_logit_bias: int = Field(default=300, ge=1)
+    max_schema_characters: int = Field(default=64 * 2**10, ge=1)
     health_timeout_s: float = Field(default=30.0, gt=0)
     request_timeout_s: float | None = Field(default=None, gt=0)
     send_timeout_s: float = Field(default=60.0, gt=0)

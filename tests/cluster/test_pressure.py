@@ -16,17 +16,19 @@ from scheduler.residents import MOST_PREEMPTIONS
 from scheduler.sampling import SamplingParams
 
 BLOCK, RUNNING = 16, 8
+SCHEMA = '{"type":"object","additionalProperties":{"type":"array","items":{"type":"string"}}}'
 
 
 def load(vocabulary: int, count: int = 16) -> list[Request]:
-    """Half of them greedy, half sampled; two in three share a beginning with others."""
+    """Half of them greedy, half sampled; two in three share a beginning with others; one in four has to be JSON."""
     rnd = random.Random(5)
     system = [rnd.randrange(vocabulary) for _ in range(37)]
     requests = []
     for i in range(count):
         own = tuple(rnd.randrange(vocabulary) for _ in range(rnd.randrange(10, 60)))
         prompt = (*system, *own) if i % 3 else own
-        sampling = SamplingParams(temperature=0.0 if i % 2 else 0.8, seed=i)
+        json_schema = {"json_schema": SCHEMA, "end_tokens": (2,)} if i % 4 > 2 else {}
+        sampling = SamplingParams(temperature=0.0 if i % 2 else 0.8, seed=i, **json_schema)  # type: ignore[arg-type]
         requests.append(Request(f"r{i}", prompt, rnd.randrange(40, 70), sampling))
     return requests
 

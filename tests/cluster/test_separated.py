@@ -34,8 +34,14 @@ def request(name: str, *, prompt: tuple[int, ...] = LONG, max_tokens: int = 20, 
     return Request(name, prompt, max_tokens, sampling)
 
 
+def as_json(made: Request) -> Request:
+    return replace(made, sampling=replace(made.sampling, json_schema='{"type":"object"}', end_tokens=(2,)))
+
+
 def some(count: int) -> list[Request]:
-    return [request(f"r{i}", prompt=LONG[i:] + LONG[:i], seed=i if i % 2 else None) for i in range(count)]
+    """Greedy and seeded ones; one in three has to be JSON."""
+    found = [request(f"r{i}", prompt=LONG[i:] + LONG[:i], seed=i if i % 2 else None) for i in range(count)]
+    return [as_json(each) if i % 3 == 2 else each for i, each in enumerate(found)]
 
 
 async def alone(folder: Path, requests: list[Request]) -> list[list[int]]:
@@ -147,6 +153,7 @@ async def test_without_room_to_decode_prompts_wait_and_none_is_lost(tiny_model_d
 async def test_killed_groups_lose_no_request(tiny_model_dir: Path) -> None:
     """Mid-transfer, first one that decodes, then the one that prefills."""
     requests = [request(f"r{i}", prompt=(LONG[i:] + LONG[:i]) * 3, max_tokens=60) for i in range(6)]
+    requests[1] = as_json(requests[1])
     wanted = await alone(tiny_model_dir, requests)
     async with separated(tiny_model_dir, num_blocks=300, decode_groups=2) as cluster:
         for losses, victim in ((1, 1), (2, 0)):
@@ -172,6 +179,7 @@ async def test_killed_groups_lose_no_request(tiny_model_dir: Path) -> None:
 async def test_a_group_that_hangs_while_blocks_move_loses_no_request(tiny_model_dir: Path, victim: int) -> None:
     """Nothing says that it is gone: its sockets are open, and it never answers."""
     requests = [request(f"r{i}", prompt=(LONG[i:] + LONG[:i]) * 5, max_tokens=10) for i in range(4)]
+    requests[2] = as_json(requests[2])
     wanted = await alone(tiny_model_dir, requests)
     async with separated(tiny_model_dir, num_blocks=300, decode_tp=2, hang_seconds=1) as cluster:
         pids = await cluster.scheduler.pids.remote()

@@ -181,8 +181,7 @@ async def test_unknown_model_is_not_described(client: httpx.AsyncClient) -> None
     [
         (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}]),
         (CHAT, "tool_choice", "required"),
-        (CHAT, "response_format", {"type": "json_object"}),
-        (CHAT, "response_format", {"type": "json_schema", "json_schema": {}}),
+        (CHAT, "structured_outputs", {"json": {}}),
         (CHAT, "modalities", ["text", "audio"]),
         (CHAT, "audio", {"voice": "alloy", "format": "mp3"}),
         (CHAT, "reasoning_effort", "high"),

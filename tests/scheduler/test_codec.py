@@ -31,6 +31,8 @@ samplings = st.builds(
     logit_bias=pairs,
     logprobs=st.none() | counts,
     prompt_logprobs=st.none() | counts,
+    json_schema=st.text(max_size=20),
+    end_tokens=token_lists,
 )
 logprobs = st.builds(TokenLogprob, floats, pairs)
 segments = st.builds(Segment, counts, counts, counts, token_lists, st.booleans(), st.booleans())
@@ -162,7 +164,7 @@ def test_another_version_and_another_kind_are_named() -> None:
     plan = IterationPlan(1, ())
     body = msgpack.unpackb(codec.encode_plan(plan))
     body[1] = 99
-    with pytest.raises(WireError, match="version 99, this side speaks version 6"):
+    with pytest.raises(WireError, match="version 99, this side speaks version 7"):
         codec.decode_plan(msgpack.packb(body))
     with pytest.raises(WireError, match="kind 'plan' where 'result' was expected"):
         codec.decode_result(codec.encode_plan(plan))

@@ -1,0 +1,43 @@
+"""The constraints of a worker's slots. Schemas are compiled on a thread, while the prompt is being computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.sampling import SamplingParams
+from workers.grammar import Constraint, Grammars
+
+
+class Constraints:
+    """By slot. `load` is called on the thread, once a sequence has a schema."""
+
+    def __init__(self, load: Callable[[], Grammars]) -> None:
+        self._load = load
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._of_slot: dict[int, Future[Constraint]] = {}
+
+    def admit(self, slot: int, params: SamplingParams) -> None:
+        """Returns at once."""
+        self.release(slot)
+        if params.json_schema:
+            self._of_slot[slot] = self._thread.submit(self._start, params)
+
+    def release(self, slot: int) -> None:
+        self._of_slot.pop(slot, None)
+
+    def allowed(self, slot: int, generated: Sequence[int] | NDArray[np.int32]) -> NDArray[np.bool_] | None:
+        """[vocab] of a slot whose sequence has generated so much; None where any token will do. Raises GrammarError."""
+        found = self._of_slot.get(slot)
+        return None if found is None else found.result().allowed(generated)
+
+    def _start(self, params: SamplingParams) -> Constraint:
+        return self._grammars.start(params.json_schema, params.end_tokens)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return self._load()
