@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from statistics import median
 
 from deploy.bench.record import RequestRecord
 from deploy.compare.comparison import Compared, Comparison, Measured
-from deploy.compare.excerpt import excerpt
+from deploy.compare.excerpt import excerpt, window
 from deploy.compare.ground import Step
 from deploy.demo.picture import COLOURS, LEFT, ROW, WIDTH, axis, long_row, stream_row, x_of
 from deploy.demo.record import StreamRecord
@@ -22,22 +23,26 @@ _LEGEND = "iterations: violet prompt tokens, blue one token of each stream; requ
 
 
 def write_figures(found: Comparison, folder: Path) -> list[Path]:
-    """One file for each configuration that was run, of its first load, all on one scale. Raises OSError."""
+    """One file for each configuration that was run, of its first load, all from and to the same moment. Raises
+    OSError."""
     runs = [(compared, compared.runs[0]) for compared in found.measured]
-    span = max((record.ended_s for _, run in runs for record in run.record.requests), default=0.0)
+    between = window([excerpt(run.record.requests) for _, run in runs])
     written = []
     for compared, run in runs:
         file = folder / f"{re.sub('[^a-z0-9]+', '-', compared.name)}.svg"
-        file.write_text(figure(compared, run, span), encoding="utf-8")
+        file.write_text(figure(compared, run, between), encoding="utf-8")
         written.append(file)
     return written
 
 
-def figure(compared: Compared, run: Measured, span: float) -> str:
-    """`span`: seconds from the left edge to the right one."""
-    records = [record for record in excerpt(run.record.requests) if record.tokens]
-    lanes = _lanes(compared, run.steps)
-    moved = () if run.transfers is None else run.transfers.spans
+def figure(compared: Compared, run: Measured, between: tuple[float, float]) -> str:
+    """`between`: seconds of the run at the left edge and at the right one. The axis counts from the left edge."""
+    start, span = between[0], between[1] - between[0]
+    records = [_later(record, start) for record in excerpt(run.record.requests) if record.tokens]
+    steps = [replace(step, start_s=step.start_s - start, end_s=step.end_s - start) for step in run.steps]
+    lanes = _lanes(compared, [step for step in steps if step.end_s > 0 and step.start_s < span])
+    spans = () if run.transfers is None else run.transfers.spans
+    moved = [(begun - start, ended - start) for begun, ended in spans if ended > start and begun < between[1]]
     height = TOP + ROW * (len(lanes) + bool(moved) + len(records)) + 28
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
@@ -46,16 +51,21 @@ def figure(compared: Compared, run: Measured, span: float) -> str:
         f'<text class="title" x="0" y="14">{escape(compared.name)}</text>'
         f'<text x="{LEFT}" y="14">{_LEGEND}{_KV_LEGEND if moved else ""}</text>',
     ]
-    between = sum(label == "prefill" for label, _ in lanes)  # where the KV goes
+    above = sum(label == "prefill" for label, _ in lanes)  # where the KV goes
     if moved:
-        parts += _transfers(moved, TOP + ROW * between, span)
+        parts += _transfers(moved, TOP + ROW * above, span)
     for number, (label, steps) in enumerate(lanes):
-        top = TOP + ROW * (number + (bool(moved) and number >= between))
+        top = TOP + ROW * (number + (bool(moved) and number >= above))
         parts += _lane(label, steps, top, span, apart=compared.configuration.kind == "alternate")
     for number, record in enumerate(records, len(lanes) + bool(moved)):
         parts += _request(record, TOP + ROW * number, span)
     parts += axis(span, height - 22)
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _later(record: RequestRecord, start: float) -> RequestRecord:
+    """On a clock that begins at `start`."""
+    return replace(record, sent_s=record.sent_s - start, tokens=tuple(token - start for token in record.tokens))
 
 
 def _request(record: RequestRecord, top: int, span: float) -> Iterator[str]:

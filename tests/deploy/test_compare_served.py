@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -122,21 +124,63 @@ def test_one_that_cannot_be_started_is_told_and_the_next_one_runs(address: Addre
     assert chunked.runs[0].figures.finished == 2
 
 
+def interrupted(model: Path, page: Path, at: str, *options: str) -> tuple[dict[str, Any], str]:
+    """What is told after Ctrl-C at the first line of progress that matches."""
+    asked = ["--num-blocks", "200", "--profile-seconds", "0", "--ttft-ms", "60000", "--tpot-ms", "60000", "--json"]
+    command = [sys.executable, "-m", "deploy.cli", "compare", "--model", str(model), *asked, *options]
+    with subprocess.Popen(
+        [*command, "--html", str(page)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert any(re.search(at, line) for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    return json.loads(out), err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_everything_and_keeps_what_had_finished(tiny_model_dir: Path, tmp_path: Path) -> None:
     page = tmp_path / "a.html"
-    load = ["--streams", "2", "--long", "200", "--num-blocks", "200", "--profile-seconds", "0"]
-    asked = ["--configurations", "whole,chunked", "--ttft-ms", "60000", "--tpot-ms", "60000", "--html", str(page)]
-    command = [sys.executable, "-m", "deploy.cli", "compare", "--model", str(tiny_model_dir), *load, *asked]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert process.stdout is not None
-        for line in process.stderr:
-            if re.search("chunked 64 .2 of", line):
-                break
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
-    assert "Only whole was run to its end" in out
+    load = ["--streams", "2", "--long", "200", "--configurations", "whole,chunked"]
+    told, _ = interrupted(tiny_model_dir, page, "chunked 64 .2 of", *load)
+    assert told["verdict"].startswith("Only whole was run to its end")
+    assert [len(of["runs"]) for of in told["configurations"]] == [1, 0, 0, 0, 0]
     assert "interrupted: 1 of 5" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("at", ["starting Ray", "loading"])
+def test_ctrl_c_before_anything_was_run(tiny_model_dir: Path, tmp_path: Path, at: str) -> None:
+    page = tmp_path / "a.html"
+    page.write_text("of an earlier run")
+    told, err = interrupted(tiny_model_dir, page, at, "--configurations", "whole,slo")
+    assert told["interrupted"] is True
+    assert [of["failure"] for of in told["configurations"]] == ["interrupted before it had ended"] * 2
+    assert page.read_text() == "of an earlier run"
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ctrl_c_in_the_first_configuration_keeps_the_loads_that_had_ended(tiny_model_dir: Path, tmp_path: Path) -> None:
+    page = tmp_path / "a.html"
+    load = [
+        "--workload",
+        "poisson",
+        "--duration",
+        "3",
+        "--rates",
+        "3,4,5",
+        "--prompt-tokens",
+        "9:99",
+        "--configurations",
+        "whole,slo",
+    ]
+    told, _ = interrupted(tiny_model_dir, page, r"whole, 4 requests/s: \d+ requests in", *load)
+    runs = [[run["load"] for run in of["runs"]] for of in told["configurations"]]
+    assert runs[0] == ["3 requests/s", "4 requests/s"]
+    assert not any(runs[1:])
+    assert "whole was run under 2 of 3 loads: interrupted" in page.read_text(encoding="utf-8")
