@@ -41,7 +41,13 @@ def address(ray_cluster: None) -> Iterator[Address]:
 
 def test_a_small_comparison(address: Address, tiny_model_dir: Path, tmp_path: Path) -> None:
     base = EngineConfig(
-        model=str(tiny_model_dir), groups=2, num_blocks=80, profile_seconds=0, ttft_ms=60_000, tpot_ms=60_000
+        model=str(tiny_model_dir),
+        groups=2,
+        num_blocks=80,
+        chunk_size=64,
+        profile_seconds=0,
+        ttft_ms=60_000,
+        tpot_ms=60_000,
     )
     load = interference(3, 300, lead=4, tail=4)
     schedulers: list[str] = []
@@ -54,14 +60,10 @@ def test_a_small_comparison(address: Address, tiny_model_dir: Path, tmp_path: Pa
                 schedulers.extend(actor["name"] for actor in actors if actor["namespace"] == NAMESPACE)
                 yield session
 
-    asked = configurations(["whole", "chunked", "separated"], [64])
+    asked = configurations(["whole", "separated"])
     found = compare(Plan(base, asked, [Load("", load)]), Watched(address))
-    assert [(of.name, of.failure) for of in found.compared] == [
-        ("whole", None),
-        ("chunked 64", None),
-        ("separated", None),
-    ]
-    assert len(set(schedulers)) == len(schedulers) == 3, "each has an engine of its own"
+    assert [(of.name, of.failure) for of in found.compared] == [("whole", None), ("separated", None)]
+    assert len(set(schedulers)) == len(schedulers) == 2, "each has an engine of its own"
     assert found.warnings == []
     for of in found.compared:
         assert of.resources is not None
@@ -73,20 +75,20 @@ def test_a_small_comparison(address: Address, tiny_model_dir: Path, tmp_path: Pa
         computed = sum(step.prefill_tokens for step in run.steps)
         assert computed >= 300 + 3 * 16, "nothing of it was cached, in either"
         assert {step.group for step in run.steps} == {0, 1}
-    whole, chunked, separated = (of.runs[0] for of in found.compared)
+    whole, separated = (of.runs[0] for of in found.compared)
     assert max(step.prefill_tokens for step in whole.steps) >= 300
-    assert max(step.prefill_tokens for step in chunked.steps) == 64
+    assert max(step.prefill_tokens for step in separated.steps) == 64
     assert not any(step.decodes for step in separated.steps if step.group == 0)
     assert not any(step.prefill_tokens for step in separated.steps if step.group == 1)
     assert (whole.transfers, separated.transfer.n) == (None, 4)
-    told = as_json(found)["configurations"][2]["runs"][0]
+    told = as_json(found)["configurations"][1]["runs"][0]
     assert (told["kv_transfer_ms"]["n"], told["second_token_ms"]["n"], told["attainment"]) == (4, 4, 1.0)
     assert told["kv_transfer_bytes"] >= 348 * 3 * 2 * 3 * 8 * 4, "3 layers, K and V, 3 heads of 8 numbers of 4 bytes"
     files = write_figures(found, tmp_path)
-    assert [file.name for file in files] == ["whole.svg", "chunked-64.svg", "separated.svg"]
+    assert [file.name for file in files] == ["whole.svg", "separated.svg"]
     assert separated.transfers is not None
     assert all(0 <= begun <= ended <= separated.record.duration_s for begun, ended in separated.transfers.spans)
-    assert all(f">{lane}<" in files[2].read_text() for lane in ("prefill", "KV", "decode"))
+    assert all(f">{lane}<" in files[1].read_text() for lane in ("prefill", "KV", "decode"))
     assert APPLICATION not in serve.status().applications
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"{address.url}/health", trust_env=False).raise_for_status()
