@@ -36,6 +36,8 @@ from scheduler.slo import Promise
 PROMPTS, ANSWERS = Uniform(16, 256), Uniform(8, 32)
 AT_ONCE, OF_CLOSED_LOOP = 8, 32
 EVERY_S = 0.5
+NO_HURRY = {"ttft_ms": 600_000, "tpot_ms": 60_000}
+"""Asked for where no promise is wanted: the closed loop, and what the load test tries before it begins."""
 PROBE_TOKENS = 32
 MIB = 2**20
 
@@ -153,16 +155,16 @@ def refused(record: RequestRecord) -> bool:
 
 
 async def measure(server: running.Server, seconds: float, times: float) -> Outcomes:
-    target = Target(server.address.url)
+    target = Target(server.address.url, extra={"slo": NO_HURRY})
     rate = await sustainable(target)
     offered = times * rate
     load = OpenLoop(planned(round(offered * seconds), offered, 2))
     say(f"sustainable: {rate:.2f} requests/s; now {offered:.1f}/s, {len(load.requests)} requests")
-    promises = promises_of(server, load)
+    promises = await asyncio.to_thread(promises_of, server, load)
     before = resident_bytes()
     watch = Watch(server)
     watching = asyncio.create_task(watch.run())
-    run = promises.judging(await drive(target, load))
+    run = promises.judging(await drive(target, promises.asked_in(load)))
     last_arrival = time.perf_counter() - run_ended(run) + max(record.sent_s for record in run.requests)
     normal_s = await until_normal(watch, last_arrival)
     watching.cancel()
