@@ -109,8 +109,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _too_late(self, seconds: float) -> None:
         unanswered = self.cycle is None or self.cycle.response_complete
-        if self._head_bytes is None and self.cycle.response_complete:
-            self.transport.close()  # nobody wants the rest of this body
+        if self._head_bytes == 0 or (self._head_bytes is None and self.cycle.response_complete):
+            self.transport.close()  # nothing was asked, or nobody wants the rest of this body
         elif unanswered or not (self._head_bytes is not None or self.cycle.response_started):
             self._refuse(408, "request_timeout", f"the request was not there within {seconds:g} s")
         else:  # an answer is on its way, to this request or to the one before
