@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Protocol
 
 from scheduler.plan import IterationPlan, IterationResult
@@ -18,7 +19,7 @@ class Executor(Protocol):
     `execute` raises whatever made the workers unusable; what goes wrong with one sequence is in the result.
     """
 
-    async def execute(self, plan: IterationPlan) -> IterationResult: ...
+    def execute(self, plan: IterationPlan) -> Awaitable[IterationResult]: ...
 
     async def close(self) -> None: ...
 

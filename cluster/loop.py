@@ -7,7 +7,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.engine import EngineUnavailable
 from cluster.executor import Executor
@@ -39,13 +39,12 @@ Predict = Callable[[tuple[Features, ...]], float]
 """Seconds that an iteration of these forwards will take."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Launched:
+class _Launched(NamedTuple):
     plan: IterationPlan
     under_way: InFlight
     predicted_s: float | None
     started: float
-    answer: asyncio.Task[IterationResult]
+    answer: asyncio.Future[IterationResult]
 
 
 class IterationLoop:
@@ -80,7 +79,7 @@ class IterationLoop:
         self._on_step = on_step
         self._under_way: deque[_Launched] = deque()
         self._wake = asyncio.Event()
-        self._progress = asyncio.Event()
+        self._progress: asyncio.Event | None = None
         self._last_ended = -math.inf
         self._closed = False
         self._probes = 0
@@ -130,6 +129,7 @@ class IterationLoop:
                     f"{PROBE_PREFIX}{self._probes}", (0,), 1, SamplingParams(temperature=0.0), promise=UNPROMISED
                 )
                 self.add(probe)
+            self._progress = self._progress or asyncio.Event()
             await self._progress.wait()
         if self.failure is not None:
             raise EngineUnavailable(self.failure)
@@ -178,7 +178,6 @@ class IterationLoop:
             under_way = self.scheduler.under_way(plan.iteration)
             predicted = None if self._predict is None else self._predict(under_way.features)
             answer = asyncio.ensure_future(self._executor.execute(plan))
-            answer.add_done_callback(_hear)
             self._under_way.append(_Launched(plan, under_way, predicted, started, answer))
 
     async def _complete(self) -> None:
@@ -249,6 +248,7 @@ class IterationLoop:
     def _drop_under_way(self) -> None:
         for launched in self._under_way:
             launched.answer.cancel()
+            launched.answer.add_done_callback(_hear)
         self._under_way.clear()
 
     def _audit(self) -> None:
@@ -276,9 +276,10 @@ class IterationLoop:
             self._observer.ends(deltas, served)
 
     def _publish_if_any(self, deltas: list[Delta]) -> None:
-        wanted = [delta for delta in deltas if not delta.request_id.startswith(PROBE_PREFIX)]
-        if wanted:
-            self._publish(wanted)
+        if self._probes:
+            deltas = [delta for delta in deltas if not delta.request_id.startswith(PROBE_PREFIX)]
+        if deltas:
+            self._publish(deltas)
 
     def _tell_step(self) -> None:
         """Whoever goes by what the scheduler's sequences have come to, which just may have changed."""
@@ -287,11 +288,12 @@ class IterationLoop:
 
     def _tell_progress(self) -> None:
         """Wake everybody who waits for something to happen; each event serves once."""
-        self._progress.set()
-        self._progress = asyncio.Event()
+        if self._progress is not None:
+            self._progress.set()
+            self._progress = None
 
 
-def _hear(answer: asyncio.Task[IterationResult]) -> None:
+def _hear(answer: asyncio.Future[IterationResult]) -> None:
     """What went wrong with a plan that nobody waits for any more has been told by the one before it."""
     if not answer.cancelled():
         answer.exception()

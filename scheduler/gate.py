@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from scheduler.errors import RequestRefused
@@ -20,8 +19,7 @@ ROOM = 1.05
 """A relaxed promise is a little more than what was predicted, or noise alone would break it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+class Queue(NamedTuple):
     """What a newcomer finds: sequences that hold a slot, those that wait for one, what is free, and how many of its
     tokens have KV already."""
 
@@ -35,8 +33,7 @@ class Queue:
     """The streams of the group that will generate, where that is another one: here are prompts alone then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(NamedTuple):
     """Seconds from a newcomer's arrival to its first token, of that the wait for a slot and blocks, and the plain
     decode step that it will then share."""
 
@@ -89,27 +86,25 @@ class Gate:
 
     def forecast(self, newcomer: Sequence, queue: Queue, now: float) -> Forecast:
         """As if nobody came after it: the prompts that are due before it go first, in chunks that the streams allow."""
-        streams = [sequence for sequence in queue.running if not sequence.prefilling]
-        decodes = Features(decodes=len(streams), decode_context=sum(sequence.computed for sequence in streams))
-        margin = self._margin()
-        allowed = min((sequence.promise.pace_s for sequence in streams), default=LONGEST_PROMISE_S)
-        due = newcomer.next_token_due()
-        prompts = [s for s in (*queue.running, *queue.waiting) if s.prefilling or s.slot < 0]
-        ahead = sum(_left(sequence) for sequence in prompts if sequence.next_token_due() <= due)
-        total, offset = ahead + newcomer.length - queue.cached_tokens, newcomer.length // 2
+        found = _Found.of(queue, newcomer.next_token_due())
+        decodes = Features(decodes=found.streams, decode_context=found.contexts)
+        predict, margin = self._solver.cost.predict, self._margin()
+        total, offset = found.ahead + newcomer.length - queue.cached_tokens, newcomer.length // 2
 
         def iteration(chunk: int) -> float:
-            return self._solver.cost.predict(decodes.with_chunk(offset, chunk))
+            return predict(decodes.with_chunk(offset, chunk))
 
-        chunk = largest(lambda c: iteration(c) * margin <= allowed, min(total, self._solver.cap), low=1)
+        chunk = largest(lambda c: iteration(c) * margin <= found.pace_s, min(total, self._solver.cap), low=1)
         iterations, whole = math.ceil(total / chunk), iteration(chunk)
-        step = self._solver.cost.predict(decodes)
+        step = predict(decodes)
         # What is under way when it comes has to end first: half of an iteration on the average.
-        under_way = (whole if prompts else step) / 2 if queue.running else 0.0
+        under_way = (whole if found.prompts else step) / 2 if queue.running else 0.0
         wait = self._wait(newcomer, queue, step)
         age = now - newcomer.arrival
-        sharing = [*(queue.running if queue.elsewhere is None else queue.elsewhere), newcomer]
-        shared = Load(1, len(sharing), _mean([s.length for s in sharing]))
+        sharing, lengths = len(queue.running), found.lengths
+        if queue.elsewhere is not None:
+            sharing, lengths = len(queue.elsewhere), sum([s.length for s in queue.elsewhere])
+        shared = Load(1, sharing + 1, (lengths + newcomer.length) // (sharing + 1))
         return Forecast(age + max(wait, under_way) + iterations * whole, wait, self._streams.step(shared))
 
     def _wait(self, newcomer: Sequence, queue: Queue, step: float) -> float:
@@ -118,7 +113,9 @@ class Gate:
         if queue.elsewhere is not None:
             return 0.0  # nobody stays: what has to end is the prompts ahead, which are counted
         slots = len(queue.waiting) + 1 - queue.free_slots
-        blocks = sum(queue.blocks_for(s.length) for s in (*queue.waiting, newcomer)) - queue.free_blocks
+        blocks = sum([queue.blocks_for(s.length) for s in (*queue.waiting, newcomer)]) - queue.free_blocks
+        if slots <= 0 and blocks <= 0:
+            return 0.0
         steps = 0
         for tokens, held in sorted((_tokens_left(s), len(s.blocks)) for s in queue.running):
             if slots <= 0 and blocks <= 0:
@@ -127,6 +124,38 @@ class Gate:
         if slots > 0 and queue.running:  # more wait than run: they go through in rounds
             steps += steps * slots // len(queue.running)
         return steps * step
+
+
+class _Found(NamedTuple):
+    """What there is where a newcomer comes: how many streams, their contexts in all, the pace of the tightest, how many
+    prompts, their tokens that go before a newcomer's, and the lengths of all that run."""
+
+    streams: int
+    contexts: int
+    pace_s: float
+    prompts: int
+    ahead: int
+    lengths: int
+
+    @classmethod
+    def of(cls, queue: Queue, due: float) -> _Found:
+        streams, contexts, pace, prompts, ahead, lengths = 0, 0, LONGEST_PROMISE_S, len(queue.waiting), 0, 0
+        for sequence in queue.running:  # spelled out: this is asked of everybody in many groups for each request
+            length = len(sequence.tokens) + sequence.pending
+            lengths += length
+            if sequence.computed >= sequence.prefill_target:
+                streams += 1
+                contexts += sequence.computed
+                if (own := sequence.promise.pace_s) < pace:
+                    pace = own
+                continue
+            prompts += 1
+            if sequence.next_token_due() <= due:
+                ahead += length - sequence.computed
+        for sequence in queue.waiting:
+            if sequence.next_token_due() <= due:
+                ahead += sequence.length - sequence.computed
+        return cls(streams, contexts, pace, prompts, ahead, lengths)
 
 
 def _refusal(asked: Promise, forecast: Forecast) -> RequestRefused:
@@ -146,17 +175,8 @@ def _kept(asked: Promise, forecast: Forecast, ttft_s: float) -> Promise:
     return Promise(min(LONGEST_PROMISE_S, max(asked.ttft_s, ttft_s)), min(LONGEST_PROMISE_S, tpot), tbt)
 
 
-def _left(sequence: Sequence) -> int:
-    """Prompt tokens to be computed, of one that runs or waits."""
-    return sequence.length - sequence.computed
-
-
 def _tokens_left(sequence: Sequence) -> int:
     return sequence.prefill_remaining + sequence.request.max_tokens - sequence.generated
-
-
-def _mean(values: Seq[int]) -> int:
-    return sum(values) // len(values) if values else 0
 
 
 def _ms(seconds: float) -> str:

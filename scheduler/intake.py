@@ -62,8 +62,8 @@ class Intake:
     @property
     def tokens_to_compute(self) -> int:
         """Of prompts, running and waiting."""
-        there = (*self._residents.line, *self._waiting)
-        return sum(s.length - s.computed for s in there if s.prefilling or s.slot < 0)
+        running = sum([s.length - s.computed for s in self._residents.line if s.computed < s.prefill_target])
+        return running + sum([s.length - s.computed for s in self._waiting])
 
     def _queue(self, newcomer: Sequence) -> Queue:
         streams = self.streams_elsewhere

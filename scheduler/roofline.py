@@ -7,8 +7,8 @@ smooth maximum and the achieved fractions are fitted to the operator profiles th
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,7 @@ class Hardware:
         return self.peak_flops / self.bandwidth
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
+class Features(NamedTuple):  # frozen too, and made in half the time: a search for a budget makes a dozen
     """What an iteration's cost depends on, all of it known from its plan.
 
     `chunk_pairs` are the query-key pairs of the chunks: for a chunk of c tokens from position o, c o + c (c + 1) / 2.
@@ -170,58 +169,80 @@ class Roofline:
     shape: ModelShape
     hardware: Hardware
     tp: int = 1
+    _laws: _Laws = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_laws", _Laws(self.shape, self.hardware, self.tp))
 
     def predict(self, f: Features) -> float:
         """Seconds of an iteration."""
-        return self.terms(f).total_s
+        laws, tokens = self._laws, f.prefill_tokens + f.decodes
+        linear = laws.linear(tokens)
+        kernels = linear + laws.attention(f) + self.hardware.elementwise * linear + laws.latency(f)
+        return kernels + laws.communication(tokens) + self.hardware.overhead_s
 
     def terms(self, f: Features) -> Terms:
-        linear = self._linear(f.tokens)
+        """The same by part."""
+        laws, linear = self._laws, self._laws.linear(f.tokens)
         return Terms(
             linear_s=linear,
-            attention_s=self._attention(f),
+            attention_s=laws.attention(f),
             elementwise_s=self.hardware.elementwise * linear,
-            communication_s=self._communication(f.tokens),
-            latency_s=self._latency(f),
+            communication_s=laws.communication(f.tokens),
+            latency_s=laws.latency(f),
             overhead_s=self.hardware.overhead_s,
         )
 
-    def _linear(self, tokens: int) -> float:
+
+class _Laws:
+    """A roofline's terms in seconds. What follows from the model and the hardware alone is worked out once, and linear
+    layers once for each number of tokens: budgets, forecasts and simulations ask for iterations by the million."""
+
+    def __init__(self, shape: ModelShape, hardware: Hardware, tp: int) -> None:
+        hw = hardware
+        self._tile, self._norm = hw.tile, hw.norm
+        self._memory = shape.read_bytes / tp / (hw.bandwidth * hw.memory_fraction)
+        self._compute = 2.0 * shape.parameters / tp / (hw.peak_flops * hw.compute_fraction)
+        self._linear: dict[int, float] = {}
+        per_pair = 4.0 * shape.layers * shape.query_heads * shape.head_dim / tp
+        self._pair = per_pair / (hw.peak_flops * hw.attention_fraction)
+        self._square, self._query = hw.attention_diagonal - 0.5, hw.attention_keys
+        self._context = shape.kv_bytes_per_token / tp / (hw.bandwidth * hw.memory_fraction)
+        self._matrices = shape.layers * MATRIX_KERNELS * hw.kernel_s
+        self._attention_kernel = shape.layers * hw.attention_s
+        self._reduce, self._reduce_token = 0.0, 0.0
+        if tp > 1:
+            self._reduce = 2 * shape.layers * hw.link_latency_s
+            a_token = shape.hidden * shape.weight_bytes
+            self._reduce_token = 2 * shape.layers * 2 * (tp - 1) / tp * a_token / hw.link_bytes
+
+    def linear(self, tokens: int) -> float:
         """((W/(bw m))^p + (2 Psi ceil(T/tile) tile/(peak f))^p)^(1/p), both halves divided among the ranks.
 
         Below one tile the kernels are bound by the weights they read, so that the padding of the last tile only counts
         from the second tile on.
         """
-        hw = self.hardware
-        memory = self.shape.read_bytes / self.tp / (hw.bandwidth * hw.memory_fraction)
-        padded = tokens if tokens <= hw.tile else math.ceil(tokens / hw.tile) * hw.tile
-        compute = 2.0 * self.shape.parameters * padded / self.tp / (hw.peak_flops * hw.compute_fraction)
-        return smooth_max(memory, compute, hw.norm)
+        padded = tokens if tokens <= self._tile else -(-tokens // self._tile) * self._tile
+        known = self._linear.get(padded)
+        if known is None:
+            known = self._linear[padded] = smooth_max(self._memory, self._compute * padded, self._norm)
+        return known
 
-    def _attention(self, f: Features) -> float:
+    def attention(self, f: Features) -> float:
         """Chunks are bound by what they compute, decodes by the KV they read; a kernel for each."""
-        hw, shape = self.hardware, self.shape
-        per_pair = 4.0 * shape.layers * shape.query_heads * shape.head_dim / self.tp
-        in_vain = (hw.attention_diagonal - 0.5) * f.chunk_squares + hw.attention_keys * f.prefill_tokens
-        compute = per_pair * (f.chunk_pairs + in_vain) / (hw.peak_flops * hw.attention_fraction)
-        read = shape.kv_bytes_per_token * f.decode_context / self.tp
-        return compute + read / (hw.bandwidth * hw.memory_fraction)
+        in_vain = self._square * f.chunk_squares + self._query * f.prefill_tokens
+        return self._pair * (f.chunk_pairs + in_vain) + self._context * f.decode_context
 
-    def _latency(self, f: Features) -> float:
-        hw = self.hardware
-        attention = ((f.decodes > 0) + (f.prefill_tokens > 0)) * hw.attention_s
-        return self.shape.layers * (MATRIX_KERNELS * hw.kernel_s + attention)
+    def latency(self, f: Features) -> float:
+        """Of all kernels, however little they do."""
+        return self._matrices + ((f.decodes > 0) + (f.prefill_tokens > 0)) * self._attention_kernel
 
-    def _communication(self, tokens: int) -> float:
+    def communication(self, tokens: int) -> float:
         """Two all-reduces a layer, each of 2 (n-1)/n of the activations over the link."""
-        if self.tp == 1:
-            return 0.0
-        activations = tokens * self.shape.hidden * self.shape.weight_bytes
-        transfer = 2 * (self.tp - 1) / self.tp * activations / self.hardware.link_bytes
-        return 2 * self.shape.layers * (self.hardware.link_latency_s + transfer)
+        return self._reduce + self._reduce_token * tokens
 
 
 def smooth_max(a: float, b: float, p: float) -> float:
     """(a^p + b^p)^(1/p), without overflow."""
-    high, low = max(a, b), min(a, b)
+    high, low = (a, b) if a > b else (b, a)
     return high if low == 0 else high * (1 + (low / high) ** p) ** (1 / p)

@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 
 def largest(holds: Callable[[int], bool], high: int, low: int = 0) -> int:
-    """The largest n in low .. high that holds, of a property that once lost stays lost. `low` is taken to hold."""
+    """The largest n in low .. high that holds, of a property that once lost stays lost. `low` is taken to hold.
+
+    `high` is tried first: what is searched for here often is all that there is.
+    """
+    if low < high and holds(high):
+        return high
+    high = max(low, high - 1)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if holds(middle) else (low, middle - 1)

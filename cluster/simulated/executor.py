@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from cluster.loop import IterationRecord
 from scheduler.plan import IterationPlan, IterationResult
 from scheduler.progress import InFlight
 
+T = TypeVar("T")
 MADE_UP = 0
 """The token that every simulated sequence gets, time after time."""
 
@@ -26,13 +28,15 @@ class SimulatedExecutor:
         self._duration = duration
         self._free_at = 0.0
 
-    async def execute(self, plan: IterationPlan) -> IterationResult:
+    def execute(self, plan: IterationPlan) -> asyncio.Future[IterationResult]:
         known = self._under_way(plan.iteration)
+        loop = asyncio.get_running_loop()
         # From the start of the one before: a plan that was sent while that one ran waits for it.
-        starts = max(self._free_at, asyncio.get_running_loop().time())
+        starts = max(self._free_at, loop.time())
         self._free_at = starts + self._duration(known)
-        await until(self._free_at)
-        return IterationResult(plan.iteration, (MADE_UP,) * len(known.sampling))
+        answer: asyncio.Future[IterationResult] = loop.create_future()
+        loop.call_at(self._free_at, _come, answer, IterationResult(plan.iteration, (MADE_UP,) * len(known.sampling)))
+        return answer
 
     async def close(self) -> None:
         pass
@@ -62,13 +66,13 @@ async def until(moment: float) -> None:
     if moment <= loop.time():
         return
     came: asyncio.Future[None] = loop.create_future()
-    timer = loop.call_at(moment, _come, came)
+    timer = loop.call_at(moment, _come, came, None)
     try:
         await came
     finally:
         timer.cancel()
 
 
-def _come(came: asyncio.Future[None]) -> None:
+def _come(came: asyncio.Future[T], what: T) -> None:
     if not came.done():
-        came.set_result(None)
+        came.set_result(what)

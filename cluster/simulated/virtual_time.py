@@ -7,60 +7,83 @@ thread, a process or a socket would wait for ever: there is none of it in a simu
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import Callable, Coroutine, Mapping
+import itertools
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+TOGETHER_S = 1e-9
+"""Timers that are less than this apart are run together."""
 
 
 class NothingLeft(RuntimeError):
     """Everything waits for something that no timer will bring about."""
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
+class VirtualLoop(asyncio.BaseEventLoop):
     """`time()` is seconds since the loop was made, and is a timer's own moment while its callback runs
-    (or an earlier one less than a nanosecond before it, with which it is run)."""
+    (or an earlier one less than a nanosecond before it, with which it is run).
+
+    There is no outside world to look at and no other thread to hear, so that a turn of the loop is this file's own and
+    short: a simulation takes a few of them for each iteration of each group.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self._now = 0.0
-        super().__init__(_Jump(self._jump))
+        self._due: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._made = itertools.count()  # timers of one moment are run in the order in which they were made
 
     def time(self) -> float:
         return self._now
 
-    def _jump(self) -> None:
-        # By the timer's own number, not by what is left until then: sums of differences are off by a rounding error.
-        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
-        if not scheduled:
-            raise NothingLeft("every task of the simulation waits, and no timer is left")
-        self._now = max(self._now, scheduled[0].when())
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._due.append(handle)
+        return handle
 
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
 
-class _Jump(selectors.BaseSelector):
-    """Where an event loop would wait for the outside world, it lets time pass instead."""
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heappush(self._timers, (when, next(self._made), timer))
+        return timer
 
-    def __init__(self, jump: Callable[[], None]) -> None:
-        self._jump = jump
-        self._keys: dict[Any, selectors.SelectorKey] = {}
+    def close(self) -> None:
+        self._due.clear()
+        self._timers.clear()
+        super().close()
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None or timeout > 0:
+    def _run_once(self) -> None:
+        """What `run_forever` does again and again."""
+        due, timers = self._due, self._timers
+        if not due and not self._stopping:  # type: ignore[attr-defined]
             self._jump()
-        return []
+        together = self._now + TOGETHER_S
+        while timers and timers[0][0] < together:
+            due.append(heappop(timers)[2])
+        for _ in range(len(due)):
+            handle = due.popleft()
+            if not handle.cancelled():
+                handle._run()
 
-    # The loop registers its own wake-up pipe, which nobody writes to.
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        key = selectors.SelectorKey(fileobj, fileobj if isinstance(fileobj, int) else fileobj.fileno(), events, data)
-        self._keys[fileobj] = key
-        return key
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._keys.pop(fileobj)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._keys
+    def _jump(self) -> None:
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heappop(timers)
+        if not timers:
+            raise NothingLeft("every task of the simulation waits, and no timer is left")
+        # By the timer's own number, not by what is left until then: sums of differences are off by a rounding error.
+        self._now = max(self._now, timers[0][0])
 
 
 def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:

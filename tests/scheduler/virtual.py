@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from scheduler.costmodel import Coefficients, OnlineCostModel
 from scheduler.plan import IterationPlan, Segment
@@ -29,7 +29,7 @@ def features_of(ran: list[list[Segment]], prefilling: set[int]) -> Features:
         if s.slot in prefilling:
             f = f.with_chunk(s.start, s.count)
         else:
-            f = replace(f, decodes=f.decodes + 1, decode_context=f.decode_context + s.start + 1)
+            f = f._replace(decodes=f.decodes + 1, decode_context=f.decode_context + s.start + 1)
     return f
 
 
