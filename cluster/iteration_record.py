@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scheduler.plan import IterationPlan, IterationResult
 from scheduler.progress import InFlight, Served, TokenTiming
@@ -20,8 +19,7 @@ class Observer(Protocol):
         """What ended outside of any iteration: aborted, stopped by its reader, outgrown the pool, failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class IterationRecord:
+class IterationRecord(NamedTuple):
     """One iteration as it happened. Times are seconds of the loop's clock: plan made, result committed.
 
     One that was sent while another ran starts when that one ends. `under_way` is what the scheduler knew of it,

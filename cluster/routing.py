@@ -7,8 +7,7 @@ beginning is, until the wait there costs more than computing it again elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from heapq import nlargest, nsmallest
+from collections.abc import Iterable, Mapping, Sequence
 
 from cluster.loop import IterationLoop
 from scheduler.request import Request
@@ -57,10 +56,22 @@ def _promising(groups: Sequence[Scheduler], newcomer: Sequence_) -> list[int]:
     everybody = range(len(groups))
     if len(groups) <= FORECASTS + HOLDERS:
         return list(everybody)
-    held = [len(scheduler.prefixes.found(newcomer)) for scheduler in groups]
-    shortest = nsmallest(FORECASTS, everybody, key=lambda index: groups[index].sequences)
-    holders = nlargest(HOLDERS, everybody, key=held.__getitem__)
-    return sorted({*shortest, *(index for index in holders if held[index])})
+    present = [scheduler.sequences for scheduler in groups]
+    shortest = sorted(everybody, key=present.__getitem__)[:FORECASTS]
+    return sorted({*shortest, *_holders(groups, newcomer)})
+
+
+def _holders(groups: Sequence[Scheduler], newcomer: Sequence_) -> list[int]:
+    """Those that hold the most of the prompt, the first of equal ones, from its first block on. What is asked of all
+    groups is one block at a time: nobody has the first one of most prompts."""
+    most: list[int] = []
+    holding: Iterable[int] = range(len(groups))
+    for digest in groups[0].prefixes.digests(newcomer):
+        holding = [index for index in holding if groups[index].pool.find(digest) is not None]
+        most = [*holding[:HOLDERS], *(index for index in most if index not in holding[:HOLDERS])][:HOLDERS]
+        if not holding:
+            break
+    return most
 
 
 def _rank(scheduler: Scheduler, newcomer: Sequence_, now: float) -> tuple[float, int, int]:

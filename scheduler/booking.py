@@ -22,14 +22,14 @@ def book_forward(
         for block in _unsent_blocks(sequence, sequence.computed // block_size + 1)
     ]
     for sequence in mix.decodes:
-        sequence.computed += 1
+        sequence.computed = computed = sequence.computed + 1
         sequence.pending += 1
-        if not sequence.computed % block_size:
-            written.append(Written(sequence, sequence.preemptions, sequence.computed - 1, sequence.computed))
+        if not computed % block_size:
+            written.append(Written(sequence, sequence.preemptions, computed - 1, computed))
     sampling.extend(mix.decodes)
     return Forward(
         decodes=tuple([sequence.slot for sequence in mix.decodes]),
-        chunks=tuple(_book_chunk(draft, block_size, sampling, written, scored) for draft in mix.chunks),
+        chunks=tuple([_book_chunk(draft, block_size, sampling, written, scored) for draft in mix.chunks]),
         new_blocks=tuple(new_blocks),
     )
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scheduler.request import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """What a policy and a budget see: the running sequences, oldest first, and the time (seconds, injected clock)."""
 
     prefills: Seq[Sequence]

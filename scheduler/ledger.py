@@ -5,6 +5,8 @@ from __future__ import annotations
 from scheduler.progress import Served, TokenTiming, outcome_of
 from scheduler.request import Delta, Finish, Sequence, TokenLogprob
 
+_made = tuple.__new__
+
 
 class Ledger:
     """Deltas, timings and outcomes in the order in which they came."""
@@ -28,22 +30,23 @@ class Ledger:
                 cached_tokens=sequence.cached_tokens,
                 prompt_logprobs=sequence.take_prompt_logprobs(),
             )
-        gap, cached = None, 0
+        gap, cached, before = None, 0, sequence.last_token_at
         scores: tuple[TokenLogprob, ...] = ()
-        if sequence.last_token_at is None:
+        if before is None:
             sequence.first_token_at, cached = now, sequence.cached_tokens
             if sequence.scores_wanted:
                 scores = sequence.take_prompt_logprobs()
         else:
-            gap = now - sequence.last_token_at
+            gap = now - before
             if gap > sequence.largest_gap_s:
                 sequence.largest_gap_s = gap
         sequence.last_token_at = now
-        self._timings.append(TokenTiming(sequence.request_id, now - sequence.arrival, gap, last))
-        if last:
-            return Delta(sequence.request_id, (token,), logprobs, Finish.LENGTH, None, cached, None, scores)
-        delta = Delta(sequence.request_id, (token,), logprobs, None, None, cached, None, scores)
-        self._deltas.append(delta)
+        name, finish = sequence.request_id, Finish.LENGTH if last else None
+        # One of each for every token there is: made without the detour over their constructors.
+        self._timings.append(_made(TokenTiming, (name, now - sequence.arrival, gap, last)))
+        delta = _made(Delta, (name, (token,), logprobs, finish, None, cached, None, scores))
+        if not last:
+            self._deltas.append(delta)
         return delta
 
     def tell(self, delta: Delta) -> None:

@@ -9,7 +9,7 @@ block, so that sharing needs no copies.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from hashlib import blake2b
 from typing import NamedTuple
@@ -66,6 +66,12 @@ class Prefixes:
                     break
                 blocks.append(block)
         return blocks
+
+    def digests(self, sequence: Sequence) -> Iterator[bytes]:
+        """Of the blocks that it could find, from its first one on, each worked out when it is asked for."""
+        if self.enabled:
+            for index in range(self._shareable(sequence)):
+                yield self._digest(sequence, index)
 
     def enter(self, sequence: Sequence, shared: Seq[int]) -> None:
         """It begins with these blocks of others, which have been put into its table."""

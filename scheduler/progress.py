@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduler.budget import Decision
@@ -29,8 +29,7 @@ class Chunk:
     promise: Promise
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(NamedTuple):
     """A plan under way: who is sampled from, in the order of the plan, what each of its forwards costs by, why it is
     as large as it is, its chunks, whom it made give way, which sequences fill blocks in it, and which chunks score
     their prompt."""
@@ -41,7 +40,7 @@ class InFlight:
     chunks: tuple[Chunk, ...]
     preempted: tuple[str, ...]
     written: list[Written]
-    scored: list[Scored] = field(default_factory=list)
+    scored: list[Scored]
 
     def failed(self, result: IterationResult) -> list[Sequence]:
         """Those that could not be sampled from."""
@@ -81,10 +80,12 @@ class Served:
 def chunks_of(forwards: Iterable[Mix]) -> tuple[Chunk, ...]:
     """The prompts' parts of forwards that are about to run."""
     return tuple(
-        Chunk(s.request_id, s.prefill_offset, draft.count, s.prefill_target, s.arrival, s.promise)
-        for forward in forwards
-        for draft in forward.chunks
-        for s in (draft.sequence,)
+        [
+            Chunk(s.request_id, s.prefill_offset, draft.count, s.prefill_target, s.arrival, s.promise)
+            for forward in forwards
+            for draft in forward.chunks
+            for s in (draft.sequence,)
+        ]
     )
 
 

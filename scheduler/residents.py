@@ -141,6 +141,8 @@ class Residents:
 
     def take_admissions(self) -> tuple[Admission, ...]:
         """Of those that entered since the last call."""
+        if not self._entering:
+            return ()
         entering, self._entering = self._entering, {}
         return tuple(map(_admission, entering.values()))
 

@@ -209,8 +209,9 @@ class Scheduler:
             swaps=self.host.take_swaps(),
             forwards=tuple(book_forward(mix, self.pool.block_size, sampling, written, scored) for mix in granted),
         )
-        for sequence in (draft.sequence for mix in granted for draft in mix.chunks):
-            sequence.chunk_at = self._iteration
+        for mix in granted:
+            for draft in mix.chunks:
+                draft.sequence.chunk_at = self._iteration
         decision = self.policy.decision
         self._in_flight[plan.iteration] = InFlight(sampling, features, decision, chunks, preempted, written, scored)
         return plan
@@ -235,26 +236,33 @@ class Scheduler:
                 f"{len(result.prompt_logprobs)} prompts' chunks scored where {len(under_way.scored)} were to be"
             )
         deltas = self.take_deltas()
-        for sequence, reason in learn_scores(under_way.scored, result.prompt_logprobs):
-            self._end(sequence, Finish.ERROR, reason)
+        if under_way.scored:
+            for sequence, reason in learn_scores(under_way.scored, result.prompt_logprobs):
+                self._end(sequence, Finish.ERROR, reason)
+        if under_way.written:
+            self.prefixes.learn(under_way.written, under_way.failed(result))
+        self._take_tokens(sampling, result, now)
+        return deltas + self.take_deltas()
+
+    def _take_tokens(self, sampling: list[Sequence], result: IterationResult, now: float) -> None:
         logprobs, errors = dict(result.logprobs), dict(result.errors)
-        self.prefixes.learn(under_way.written, under_way.failed(result))
-        for index, (sequence, token) in enumerate(zip(sampling, result.tokens, strict=True)):
+        book, travels, finished = self._ledger.book, self.exchange.role == "prefill", Phase.FINISHED
+        for index, sequence in enumerate(sampling):
             sequence.pending -= 1
-            if sequence.phase is Phase.FINISHED:
+            if sequence.phase is finished:
                 continue
+            token = result.tokens[index]
             if token == NO_TOKEN:
                 self._end(sequence, Finish.ERROR, errors.get(index, "no token was sampled"))
             elif token in sequence.stop_token_ids:
                 self._end(sequence, Finish.STOP, str(token))
             else:
-                handed_over = self.exchange.unbound(sequence)
-                delta = self._ledger.book(sequence, token, (logprobs[index],) if index in logprobs else (), now)
+                handed_over = travels and self.exchange.unbound(sequence)
+                delta = book(sequence, token, (logprobs[index],) if index in logprobs else (), now)
                 if delta.finish is not None:
                     self._finish(sequence, delta)
                 elif handed_over:
                     self.exchange.hold(sequence)
-        return deltas + self.take_deltas()
 
     def _compose(self, now: float) -> tuple[list[Mix], bool]:
         """What the policy wants and the blocks allow, and whether a sequence gave way for want of blocks."""
@@ -268,6 +276,8 @@ class Scheduler:
     def _batch(self, now: float) -> Batch:
         """Who wants something, without those that wait for what another computes."""
         batch = Batch.of(self._running, now)
+        if not batch.prefills:
+            return batch
         under_way = [entry for in_flight in self._in_flight.values() for entry in in_flight.written]
         prefills = self.prefixes.worth_computing(batch.prefills, under_way, self._iteration)
         return batch if prefills is batch.prefills else Batch(prefills, batch.decodes, now)

@@ -17,7 +17,7 @@ from cluster.routing import choose
 from cluster.simulated.executor import SimulatedExecutor, until
 from cluster.simulated.machine import Machine
 from cluster.simulated.prompts import prompt_tokens
-from cluster.simulated.seen import SeenIterations, SeenRequest, Simulation, Step
+from cluster.simulated.seen import KeptRequests, SeenIterations, SeenRequest, Simulation, Step
 from cluster.simulated.totals import Totals
 from cluster.simulated.transfers import SimulatedTransfers
 from cluster.simulated.virtual_time import VirtualLoop, run_virtual
@@ -28,6 +28,7 @@ from scheduler.errors import RequestRefused
 from scheduler.exchange import Role
 from scheduler.progress import InFlight, Served
 from scheduler.request import Delta, Finish, Request
+from scheduler.slo import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,8 @@ class SimulatedCluster:
         cost = OnlineCostModel(machine.cost)
         self._tuning = Tuning(cost, promise_book(config, cost))
         self._seen: dict[str, SeenRequest] = {}
-        self._requests: list[SeenRequest] = []
-        self._totals = totals
+        self._kept = KeptRequests()
+        self._keeper: KeptRequests | Totals = self._kept if totals is None else totals
         self._numbers = itertools.count()
         self._ends: dict[str, asyncio.Event] = {}
         self._may_miss = math.inf if may_miss is None else may_miss
@@ -102,7 +103,7 @@ class SimulatedCluster:
         self._hopeless = asyncio.Event()
         self._iterations = SeenIterations()
         self._steps: list[Step] | None = [] if keep_steps else None
-        self._came = asyncio.Event()
+        self._came: asyncio.Event | None = None
         self._common = Common()
         self.loops = [
             self._group(config_of(config, role), number, role, noise.factors(number))
@@ -151,7 +152,7 @@ class SimulatedCluster:
         gpus = groups * self._machine.info.tp
         given_up, steps = self._hopeless.is_set(), tuple(self._steps or ())
         moved = () if self._transfers is None else tuple(self._transfers.moved)
-        return Simulation(self._requests, self._iterations, ended, groups, gpus, given_up, steps, moved)
+        return Simulation(self._kept.requests, self._iterations, ended, groups, gpus, given_up, steps, moved)
 
     async def _follow(self, workload: Workload | Iterable[PlannedRequest]) -> None:
         if isinstance(workload, OpenLoop):
@@ -185,7 +186,7 @@ class SimulatedCluster:
         """As the load test does it: the long prompt once each stream has had its lead or has ended, and the readers
         leave a tail after its end."""
         ends = [self.submit(stream) for stream in workload.streams]
-        streams = self._requests[: len(ends)]
+        streams = self._kept.requests[: len(ends)]
         await self._until(lambda: all(_over(stream) or len(stream.tokens) >= workload.lead for stream in streams))
         long = self.submit(workload.long)
         if long is not None:
@@ -210,12 +211,14 @@ class SimulatedCluster:
     async def _until(self, true: Callable[[], bool]) -> None:
         """Looked at whenever a token came or a request ended."""
         while not true():
+            self._came = self._came or asyncio.Event()
             await self._came.wait()
 
     def _tell(self) -> None:
         self._advance()
-        self._came.set()
-        self._came = asyncio.Event()
+        if self._came is not None:
+            self._came.set()
+            self._came = None
 
     def submit(self, planned: PlannedRequest) -> asyncio.Event | None:
         """Give a request to the group with the smallest predicted TTFT. Returns what its end sets; None: refused."""
@@ -223,13 +226,12 @@ class SimulatedCluster:
         prompt = prompt_tokens(planned, number, self._machine.info.vocab_size)
         request = Request(str(number), prompt, planned.output_tokens)
         seen = SeenRequest(planned, now, len(prompt), self._tuning.promises.promise(len(prompt)))
-        if self._totals is None:
-            self._requests.append(seen)
+        self._keeper.came(seen)
         try:
             choose(self._entries, request, now).add(request)
         except RequestRefused as refused:
             seen.refused = refused.code
-            self._note_end(seen)
+            self._note_end(seen, None)
             return None
         self._seen[request.request_id] = seen
         self._advance()
@@ -246,12 +248,11 @@ class SimulatedCluster:
             seen = self._seen.get(chunk.request_id)  # None: it ended while its last iteration was under way
             if seen is not None and seen.scheduled is None:
                 seen.scheduled = record.started
-        for timing in record.timings:
-            self._seen[timing.request_id].tokens.append(record.ended)
+        self._keeper.tokens_came(record, self._seen)
         self.ends(record.deltas, record.served)
-        self._tell()
 
     def ends(self, deltas: list[Delta], served: list[Served]) -> None:
+        fared = {of.request_id: of.outcome for of in served}
         for delta in deltas:
             if delta.finish is not None:
                 seen = self._seen.pop(delta.request_id)
@@ -259,13 +260,12 @@ class SimulatedCluster:
                 if not seen.left and (delta.finish is not Finish.LENGTH or delta.reason is not None):
                     seen.lost = delta.reason or delta.finish.value
                 self._ends.pop(delta.request_id).set()
-                self._note_end(seen)
+                self._note_end(seen, fared.get(delta.request_id))
         self._tell()
 
-    def _note_end(self, seen: SeenRequest) -> None:
-        if self._totals is not None:
-            self._totals.note(seen)
-        if self._may_miss < math.inf and not seen.met:
+    def _note_end(self, seen: SeenRequest, fared: Outcome | None) -> None:
+        self._keeper.ended(seen, fared)
+        if self._may_miss < math.inf and not seen.as_promised(fared):
             self._missed += 1
             if self._missed > self._may_miss:
                 self._hopeless.set()

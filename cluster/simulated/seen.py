@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cluster.loop import IterationRecord
 from cluster.workloads import PlannedRequest
@@ -48,8 +48,14 @@ class SeenRequest:
     @property
     def met(self) -> bool:
         """Whether it had all its tokens, and in time."""
-        outcome = self.outcome
-        return self.refused is None and self.lost is None and outcome is not None and outcome.met
+        return self.as_promised(self.outcome)
+
+    def as_promised(self, fared: Outcome | None) -> bool:
+        """Whether it had all its tokens, and in time, where it `fared` so: by what it was to be promised, whatever that
+        was relaxed to."""
+        if self.refused is not None or self.lost is not None or fared is None or self.promise is None:
+            return False
+        return replace(fared, promise=self.promise).met
 
     @property
     def gaps(self) -> list[float]:
@@ -60,6 +66,23 @@ class SeenRequest:
     def delay(self) -> float:
         """Seconds from arrival until it was first in a plan; infinite for one that never was."""
         return math.inf if self.scheduled is None else self.scheduled - self.arrival
+
+
+@dataclass(slots=True)
+class KeptRequests:
+    """Every request, with the moment of each of its tokens."""
+
+    requests: list[SeenRequest] = field(default_factory=list)
+
+    def came(self, seen: SeenRequest) -> None:
+        self.requests.append(seen)
+
+    def tokens_came(self, record: IterationRecord, seen: Mapping[str, SeenRequest]) -> None:
+        for timing in record.timings:
+            seen[timing.request_id].tokens.append(record.ended)
+
+    def ended(self, seen: SeenRequest, fared: Outcome | None) -> None:
+        pass
 
 
 @dataclass(slots=True)
@@ -76,17 +99,18 @@ class SeenIterations:
     longest_s: float = 0.0
 
     def note(self, record: IterationRecord) -> None:
+        under_way, took = record.under_way, record.actual_s
         self.count += 1
-        self.busy_s += record.actual_s
-        self.longest_s = max(self.longest_s, record.actual_s)
-        self.preemptions += len(record.under_way.preempted)
-        for features in record.features:
+        self.busy_s += took
+        if took > self.longest_s:
+            self.longest_s = took
+        self.preemptions += len(under_way.preempted)
+        for features in under_way.features:
             self.prefill_tokens += features.prefill_tokens
             self.decodes += features.decodes
-        decision = record.under_way.decision
-        if decision != NOTHING_WANTED:
+        if under_way.decision.bound != NOTHING_WANTED.bound:
             self.budgets += 1
-            self.budget_tokens += decision.token_budget
+            self.budget_tokens += under_way.decision.token_budget
 
     @property
     def mean_budget(self) -> float:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
+from cluster.loop import IterationRecord
 from cluster.simulated.seen import SeenRequest
+from scheduler.slo import Outcome
 
 WIDTH = math.log(1.01)
 """Of a histogram's class, of the logarithm: a quantile is off by half a percent at most."""
 LEAST = 1e-6
 """Seconds; what is shorter counts as this."""
+_GAP = attrgetter("gap_s")
 
 
 @dataclass(slots=True)
@@ -20,8 +25,8 @@ class Histogram:
 
     counts: Counter[float] = field(default_factory=Counter)
 
-    def note(self, seconds: float) -> None:
-        self.counts[seconds if math.isinf(seconds) else round(math.log(max(seconds, LEAST)) / WIDTH)] += 1
+    def note(self, seconds: float, times: int = 1) -> None:
+        self.counts[seconds if math.isinf(seconds) else round(math.log(max(seconds, LEAST)) / WIDTH)] += times
 
     def quantile(self, quantile: float) -> float:
         """The smallest class that a share of `quantile` does not exceed, by its middle; 0 where nothing was noted."""
@@ -44,15 +49,24 @@ class Totals:
     gaps: Histogram = field(default_factory=Histogram)
     delays: Histogram = field(default_factory=Histogram)
 
-    def note(self, seen: SeenRequest) -> None:
+    def came(self, seen: SeenRequest) -> None:
+        pass
+
+    def tokens_came(self, record: IterationRecord, seen: Mapping[str, SeenRequest]) -> None:
+        """Most tokens of an iteration come after the same gap: they are counted together."""
+        self.tokens += len(record.timings)
+        gaps = Counter(map(_GAP, record.timings))
+        if gaps.pop(None, 0):
+            for timing in record.timings:
+                if timing.gap_s is None:
+                    self.ttft.note(timing.since_arrival_s)
+        for gap, times in gaps.items():
+            self.gaps.note(gap, times)
+
+    def ended(self, seen: SeenRequest, fared: Outcome | None) -> None:
         self.requests += 1
-        self.met += seen.met
-        self.tokens += len(seen.tokens)
+        self.met += seen.as_promised(fared)
         self.delays.note(seen.delay)
-        if seen.tokens:
-            self.ttft.note(seen.tokens[0] - seen.arrival)
-        for gap in seen.gaps:
-            self.gaps.note(gap)
 
     @property
     def attainment(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from scheduler.budget import NOTHING_WANTED, Batch, Decision
 from scheduler.request import Sequence
@@ -20,8 +20,7 @@ class Draft:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Mix:
+class Mix(NamedTuple):
     """What shares a forward: one token of each of the `decodes`, then the chunks of prompts."""
 
     decodes: Seq[Sequence] = ()
@@ -34,8 +33,8 @@ class Mix:
     @property
     def features(self) -> Features:
         """What it costs by, before it is booked as computed."""
-        contexts = sum([sequence.computed for sequence in self.decodes])
-        features = Features(decodes=len(self.decodes), decode_context=contexts + len(self.decodes))
+        decodes = len(self.decodes)
+        features = Features(0, decodes, sum([sequence.computed for sequence in self.decodes]) + decodes)
         for draft in self.chunks:
             features = features.with_chunk(draft.sequence.computed, draft.count)
         return features
