@@ -150,6 +150,7 @@ class OnlineCostModel:
         self._scatter = Scatter(window)
         self._scatter_with_prompts = Scatter(window)
         self._latest: deque[float] = deque(maxlen=5)
+        self._margins: dict[float, float] = {}
 
     def predict(self, f: Features) -> float:
         return self.base.predict(f) * self.correction
@@ -157,6 +158,7 @@ class OnlineCostModel:
     def observe(self, f: Features, seconds: float) -> float:
         """Learn from one iteration. Returns its ratio of actual to predicted (as it was predicted)."""
         ratio = seconds / self.predict(f)
+        self._margins.clear()
         self._scatter.add(ratio * self.correction)
         if f.prefill_tokens:
             self._scatter_with_prompts.add(ratio * self.correction)
@@ -173,6 +175,12 @@ class OnlineCostModel:
         the median of the last five ratios. Until then it is how all of them do: what disturbs an iteration adds to it,
         so that the short ones without prompts scatter more.
         """
+        known = self._margins.get(quantile)
+        if known is None:
+            known = self._margins[quantile] = self._margin(quantile)
+        return known
+
+    def _margin(self, quantile: float) -> float:
         known = [s for s in (self._scatter_with_prompts, self._scatter) if len(s) >= ENOUGH]
         scatter = known[0].quantile(quantile) if known else 1.0
         behind = sorted(self._latest)[len(self._latest) // 2] if self._latest else 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,8 +77,10 @@ class Served:
     predicted_ttft_s: float | None = None
 
 
-def chunks_of(forwards: Iterable[Mix]) -> tuple[Chunk, ...]:
+def chunks_of(forwards: Seq[Mix]) -> tuple[Chunk, ...]:
     """The prompts' parts of forwards that are about to run."""
+    if not any(forward.chunks for forward in forwards):
+        return ()
     return tuple(
         [
             Chunk(s.request_id, s.prefill_offset, draft.count, s.prefill_target, s.arrival, s.promise)

@@ -100,14 +100,15 @@ class Features(NamedTuple):  # frozen too, and made in half the time: a search f
 
     def with_chunk(self, start: int, count: int) -> Features:
         """The same iteration with one more chunk, of `count` tokens from position `start`."""
+        tokens, decodes, decode_context, pairs, context, squares, chunks = self
         return Features(
-            self.prefill_tokens + count,
-            self.decodes,
-            self.decode_context,
-            self.chunk_pairs + chunk_pairs(start, count),
-            self.chunk_context + start + count,
-            self.chunk_squares + count * count,
-            self.chunks + 1,
+            tokens + count,
+            decodes,
+            decode_context,
+            pairs + chunk_pairs(start, count),
+            context + start + count,
+            squares + count * count,
+            chunks + 1,
         )
 
 
@@ -176,20 +177,19 @@ class Roofline:
 
     def predict(self, f: Features) -> float:
         """Seconds of an iteration."""
-        laws, tokens = self._laws, f.prefill_tokens + f.decodes
-        linear = laws.linear(tokens)
-        kernels = linear + laws.attention(f) + self.hardware.elementwise * linear + laws.latency(f)
-        return kernels + laws.communication(tokens) + self.hardware.overhead_s
+        linear, attention, communication, latency = self._laws.seconds(f)
+        hw = self.hardware
+        return linear + attention + hw.elementwise * linear + latency + communication + hw.overhead_s
 
     def terms(self, f: Features) -> Terms:
         """The same by part."""
-        laws, linear = self._laws, self._laws.linear(f.tokens)
+        linear, attention, communication, latency = self._laws.seconds(f)
         return Terms(
             linear_s=linear,
-            attention_s=laws.attention(f),
+            attention_s=attention,
             elementwise_s=self.hardware.elementwise * linear,
-            communication_s=laws.communication(f.tokens),
-            latency_s=laws.latency(f),
+            communication_s=communication,
+            latency_s=latency,
             overhead_s=self.hardware.overhead_s,
         )
 
@@ -216,7 +216,24 @@ class _Laws:
             a_token = shape.hidden * shape.weight_bytes
             self._reduce_token = 2 * shape.layers * 2 * (tp - 1) / tp * a_token / hw.link_bytes
 
-    def linear(self, tokens: int) -> float:
+    def seconds(self, f: Features) -> tuple[float, float, float, float]:
+        """Of linear layers, attention, communication, and of starting kernels.
+
+        Attention's chunks are bound by what they compute, decodes by the KV they read; a kernel for each. A layer has
+        two all-reduces, each of 2 (n-1)/n of the activations over the link.
+        """
+        prompts, decodes = f.prefill_tokens, f.decodes
+        tokens = prompts + decodes
+        attention, kernels = self._context * f.decode_context, self._matrices
+        if prompts:
+            in_vain = self._square * f.chunk_squares + self._query * prompts
+            attention = self._pair * (f.chunk_pairs + in_vain) + attention
+            kernels += self._attention_kernel
+        if decodes:
+            kernels += self._attention_kernel
+        return self._linear_layers(tokens), attention, self._reduce + self._reduce_token * tokens, kernels
+
+    def _linear_layers(self, tokens: int) -> float:
         """((W/(bw m))^p + (2 Psi ceil(T/tile) tile/(peak f))^p)^(1/p), both halves divided among the ranks.
 
         Below one tile the kernels are bound by the weights they read, so that the padding of the last tile only counts
@@ -227,19 +244,6 @@ class _Laws:
         if known is None:
             known = self._linear[padded] = smooth_max(self._memory, self._compute * padded, self._norm)
         return known
-
-    def attention(self, f: Features) -> float:
-        """Chunks are bound by what they compute, decodes by the KV they read; a kernel for each."""
-        in_vain = self._square * f.chunk_squares + self._query * f.prefill_tokens
-        return self._pair * (f.chunk_pairs + in_vain) + self._context * f.decode_context
-
-    def latency(self, f: Features) -> float:
-        """Of all kernels, however little they do."""
-        return self._matrices + ((f.decodes > 0) + (f.prefill_tokens > 0)) * self._attention_kernel
-
-    def communication(self, tokens: int) -> float:
-        """Two all-reduces a layer, each of 2 (n-1)/n of the activations over the link."""
-        return self._reduce + self._reduce_token * tokens
 
 
 def smooth_max(a: float, b: float, p: float) -> float:

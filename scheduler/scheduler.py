@@ -200,14 +200,14 @@ class Scheduler:
         sampling: list[Sequence] = []
         written: list[Written] = []
         scored: list[Scored] = []
-        features, chunks = tuple(mix.features for mix in granted), chunks_of(granted)
+        features, chunks = tuple([mix.features for mix in granted]), chunks_of(granted)
         preempted, self._gave_way = tuple(self._gave_way), []
         plan = IterationPlan(
             iteration=self._iteration,
             admissions=self._residents.take_admissions(),
             releases=self._residents.take_releases(),
             swaps=self.host.take_swaps(),
-            forwards=tuple(book_forward(mix, self.pool.block_size, sampling, written, scored) for mix in granted),
+            forwards=tuple([book_forward(mix, self.pool.block_size, sampling, written, scored) for mix in granted]),
         )
         for mix in granted:
             for draft in mix.chunks:

@@ -58,6 +58,8 @@ class HostPool:
 
     def take_swaps(self) -> tuple[Swap, ...]:
         """What was decided since the last call."""
+        if not self._swaps:
+            return ()
         swaps, self._swaps = self._swaps, []
         return tuple(swaps)
 

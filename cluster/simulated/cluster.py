@@ -121,11 +121,11 @@ class SimulatedCluster:
         predict = self._machine.cost.predict
 
         def duration(under_way: InFlight) -> float:
-            return factor() * sum(map(predict, under_way.features))
+            return factor() * sum([predict(features) for features in under_way.features])
 
         return IterationLoop(
             scheduler,
-            SimulatedExecutor(scheduler.under_way, duration),
+            SimulatedExecutor(scheduler.under_way, duration, self._virtual),
             clock=self._virtual.time,
             publish=lambda deltas: None,
             observer=_Numbered(self, number),
@@ -252,7 +252,7 @@ class SimulatedCluster:
         self.ends(record.deltas, record.served)
 
     def ends(self, deltas: list[Delta], served: list[Served]) -> None:
-        fared = {of.request_id: of.outcome for of in served}
+        fared = {of.request_id: of.outcome for of in served} if served else {}
         for delta in deltas:
             if delta.finish is not None:
                 seen = self._seen.pop(delta.request_id)

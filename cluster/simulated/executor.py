@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from cluster.loop import IterationRecord
+from cluster.simulated.virtual_time import VirtualLoop
 from scheduler.plan import IterationPlan, IterationResult
 from scheduler.progress import InFlight
 
-T = TypeVar("T")
 MADE_UP = 0
 """The token that every simulated sequence gets, time after time."""
 
@@ -21,21 +20,22 @@ Duration = Callable[[InFlight], float]
 
 
 class SimulatedExecutor:
-    """One group of workers that run a plan after the other, in the time of the running event loop."""
+    """One group of workers that run a plan after the other, in virtual time."""
 
-    def __init__(self, under_way: UnderWay, duration: Duration) -> None:
+    def __init__(self, under_way: UnderWay, duration: Duration, loop: VirtualLoop) -> None:
+        self._loop = loop
         self._under_way = under_way
         self._duration = duration
         self._free_at = 0.0
 
     def execute(self, plan: IterationPlan) -> asyncio.Future[IterationResult]:
         known = self._under_way(plan.iteration)
-        loop = asyncio.get_running_loop()
         # From the start of the one before: a plan that was sent while that one ran waits for it.
-        starts = max(self._free_at, loop.time())
+        starts = max(self._free_at, self._loop.time())
         self._free_at = starts + self._duration(known)
-        answer: asyncio.Future[IterationResult] = loop.create_future()
-        loop.call_at(self._free_at, _come, answer, IterationResult(plan.iteration, (MADE_UP,) * len(known.sampling)))
+        answer: asyncio.Future[IterationResult] = self._loop.create_future()
+        result = IterationResult(plan.iteration, (MADE_UP,) * len(known.sampling))
+        self._loop.resolve_at(self._free_at, answer, result)
         return answer
 
     async def close(self) -> None:
@@ -66,13 +66,13 @@ async def until(moment: float) -> None:
     if moment <= loop.time():
         return
     came: asyncio.Future[None] = loop.create_future()
-    timer = loop.call_at(moment, _come, came, None)
+    timer = loop.call_at(moment, _come, came)
     try:
         await came
     finally:
         timer.cancel()
 
 
-def _come(came: asyncio.Future[T], what: T) -> None:
+def _come(came: asyncio.Future[None]) -> None:
     if not came.done():
-        came.set_result(what)
+        came.set_result(None)

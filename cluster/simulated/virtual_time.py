@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from heapq import heappop, heappush
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -36,7 +36,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._due: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle | _Answer]] = []
         self._made = itertools.count()  # timers of one moment are run in the order in which they were made
 
     def time(self) -> float:
@@ -61,6 +61,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heappush(self._timers, (when, next(self._made), timer))
         return timer
 
+    def resolve_at(self, when: float, future: asyncio.Future[T], result: T) -> None:
+        """Set a future's result at a moment, unless it is done by then: what a timer does that is never cancelled."""
+        heappush(self._timers, (when, next(self._made), _Answer(future, result)))
+
     def close(self) -> None:
         self._due.clear()
         self._timers.clear()
@@ -73,10 +77,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._jump()
         together = self._now + TOGETHER_S
         while timers and timers[0][0] < together:
-            due.append(heappop(timers)[2])
+            timer = heappop(timers)[2]
+            if not isinstance(timer, _Answer):
+                due.append(timer)
+            elif not timer.future.done():
+                timer.future.set_result(timer.result)
         for _ in range(len(due)):
             handle = due.popleft()
-            if not handle.cancelled():
+            if not handle._cancelled:
                 handle._run()
 
     def _jump(self) -> None:
@@ -87,6 +95,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise NothingLeft("every task of the simulation waits, and no timer is left")
         # By the timer's own number, not by what is left until then: sums of differences are off by a rounding error.
         self._now = max(self._now, timers[0][0])
+
+
+class _Answer(NamedTuple):
+    future: asyncio.Future[Any]
+    result: Any
+
+    def cancelled(self) -> bool:
+        return self.future.done()
 
 
 def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
