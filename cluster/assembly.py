@@ -12,6 +12,7 @@ from cluster.engine import EngineInfo
 from cluster.roles import group_kinds
 from cluster.sizing import swap_blocks
 from cluster.tuning import Tuning, forecaster_for, gate_for, policy_for
+from scheduler.directory import Directory
 from scheduler.exchange import Role
 from scheduler.scheduler import Scheduler, SchedulerConfig
 from workers.config import WorkerConfig, WorkerDescription
@@ -75,6 +76,7 @@ class Common:
 
     prefix_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     orders: Iterator[int] = field(default_factory=itertools.count)
+    directory: Directory = field(default_factory=Directory)
 
 
 def make_scheduler(
@@ -101,7 +103,7 @@ def make_scheduler(
     )
     policy = policy_for(config, config.policy, config.chunk_size, info, tuning)
     common = common or Common()
-    scheduler = Scheduler(sizes, policy, common.prefix_key, role=role, orders=common.orders)
+    scheduler = Scheduler(sizes, policy, common.prefix_key, role=role, orders=common.orders, directory=common.directory)
     if tuning is not None:
         scheduler.intake.promises = tuning.promises
         scheduler.intake.gate = gate_for(config, config.policy, tuning)

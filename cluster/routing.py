@@ -7,7 +7,7 @@ beginning is, until the wait there costs more than computing it again elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from cluster.loop import IterationLoop
 from scheduler.request import Request
@@ -36,7 +36,7 @@ def choose(loops: Sequence[IterationLoop], request: Request, now: float) -> Iter
     if len(loops) == 1:
         return loops[0]
     newcomer = loops[0].scheduler.intake.newcomer(request, now)
-    return loops[_best([loop.scheduler for loop in loops], newcomer, now)]
+    return loops[Groups([loop.scheduler for loop in loops]).best(newcomer, now)]
 
 
 def choose_again(sequence: Sequence_, groups: Mapping[int, Scheduler], now: float) -> int:
@@ -44,34 +44,43 @@ def choose_again(sequence: Sequence_, groups: Mapping[int, Scheduler], now: floa
     if len(groups) == 1:
         return next(iter(groups))
     numbers = sorted(groups)
-    return numbers[_best([groups[number] for number in numbers], sequence, now)]
+    return numbers[Groups([groups[number] for number in numbers]).best(sequence, now)]
 
 
-def _best(groups: Sequence[Scheduler], newcomer: Sequence_, now: float) -> int:
-    return min(_promising(groups, newcomer), key=lambda index: _rank(groups[index], newcomer, now))
+class Groups:
+    """Schedulers that a request may go to. With a thousand of them, what is asked of each has to be little."""
 
+    def __init__(self, schedulers: Sequence[Scheduler]) -> None:
+        self._schedulers = schedulers
+        self._present = [scheduler.sequences for scheduler in schedulers]
 
-def _promising(groups: Sequence[Scheduler], newcomer: Sequence_) -> list[int]:
-    """In their order."""
-    everybody = range(len(groups))
-    if len(groups) <= FORECASTS + HOLDERS:
-        return list(everybody)
-    present = [scheduler.sequences for scheduler in groups]
-    shortest = sorted(everybody, key=present.__getitem__)[:FORECASTS]
-    return sorted({*shortest, *_holders(groups, newcomer)})
+    def best(self, newcomer: Sequence_, now: float) -> int:
+        """Of several equal ones the first."""
+        return min(self._promising(newcomer), key=lambda index: _rank(self._schedulers[index], newcomer, now))
 
+    def _promising(self, newcomer: Sequence_) -> list[int]:
+        """In their order."""
+        everybody = range(len(self._schedulers))
+        if len(everybody) <= FORECASTS + HOLDERS:
+            return list(everybody)
+        present = list(map(len, self._present))
+        shortest = sorted(everybody, key=present.__getitem__)[:FORECASTS]
+        return sorted({*shortest, *self._holders(newcomer)})
 
-def _holders(groups: Sequence[Scheduler], newcomer: Sequence_) -> list[int]:
-    """Those that hold the most of the prompt, the first of equal ones, from its first block on. What is asked of all
-    groups is one block at a time: nobody has the first one of most prompts."""
-    most: list[int] = []
-    holding: Iterable[int] = range(len(groups))
-    for digest in groups[0].prefixes.digests(newcomer):
-        holding = [index for index in holding if groups[index].pool.find(digest) is not None]
-        most = [*holding[:HOLDERS], *(index for index in most if index not in holding[:HOLDERS])][:HOLDERS]
-        if not holding:
-            break
-    return most
+    def _holders(self, newcomer: Sequence_) -> list[int]:
+        """Those that hold the most of the prompt, from its first block on, the first of equal ones."""
+        first, most = self._schedulers[0], list[int]()
+        holding: list[int] | None = None
+        for digest in first.prefixes.digests(newcomer):
+            pools = set(first.pool.directory.holders(digest))
+            if not pools:
+                break
+            if holding is None:
+                holding = [index for index, scheduler in enumerate(self._schedulers) if scheduler.pool in pools]
+            else:
+                holding = [index for index in holding if self._schedulers[index].pool in pools]
+            most = [*holding[:HOLDERS], *(index for index in most if index not in holding[:HOLDERS])][:HOLDERS]
+        return most
 
 
 def _rank(scheduler: Scheduler, newcomer: Sequence_, now: float) -> tuple[float, int, int]:

@@ -90,10 +90,12 @@ def promise_book(config: EngineConfig, cost: OnlineCostModel, prefill: OnlineCos
     if config.tpot_ms is None and config.tbt_ms is None:
         tbt = TBT_FACTOR * tpot  # where nobody said what they want, no stream is left to stall on its savings
 
+    given = None if config.ttft_ms is None else Promise(config.ttft_ms / 1e3, tpot, tbt)
+
     @lru_cache(maxsize=4096)  # asked for each request, and a long prompt has many chunks
     def default(prompt_tokens: int) -> Promise:
-        if config.ttft_ms is not None:
-            return Promise(config.ttft_ms / 1e3, tpot, tbt)
+        if given is not None:
+            return given
         load = Load(max(1, prompt_tokens), streams, TYPICAL_CONTEXT)
         chunk = solver.largest_chunk(load, tpot) if streams else min(load.prompt, config.max_batched_tokens)
         needed = solver.prefill(load, max(1, chunk))

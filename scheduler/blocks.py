@@ -10,15 +10,17 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
+from scheduler.directory import Directory
+
 
 class BlockTable(list[int]):
     """Block ids of one sequence, in the order of its positions."""
 
 
 class BlockPool:
-    """`total` blocks of `block_size` tokens each: free + cached + referenced."""
+    """`total` blocks of `block_size` tokens each: free + cached + referenced. The `directory` has what is known of them."""
 
-    def __init__(self, total: int, block_size: int) -> None:
+    def __init__(self, total: int, block_size: int, directory: Directory | None = None) -> None:
         if total < 1 or block_size < 1:
             raise ValueError(f"a pool needs at least one block of at least one token, got {total} x {block_size}")
         self.total = total
@@ -29,6 +31,7 @@ class BlockPool:
         self._unheld: dict[int, None] = {}  # known by a digest and referenced by nobody, least recently used first
         self._digests: dict[int, bytes] = {}
         self._known: dict[bytes, int] = {}
+        self.directory = Directory() if directory is None else directory
 
     @property
     def free(self) -> int:
@@ -115,13 +118,14 @@ class BlockPool:
         if digest not in self._known and block not in self._digests:
             self._known[digest] = block
             self._digests[block] = digest
+            self.directory.add(digest, self)
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Nobody new may share these blocks: what they hold is lost, or not to be trusted."""
         for block in blocks:
             digest = self._digests.pop(block, None)
             if digest is not None:
-                del self._known[digest]
+                self._lose(digest)
                 if block in self._unheld:
                     del self._unheld[block]
                     self._free.append(block)
@@ -132,9 +136,13 @@ class BlockPool:
     def _evict(self) -> int:
         block = next(iter(self._unheld))
         del self._unheld[block]
-        del self._known[self._digests.pop(block)]
+        self._lose(self._digests.pop(block))
         self.evictions += 1
         return block
+
+    def _lose(self, digest: bytes) -> None:
+        del self._known[digest]
+        self.directory.remove(digest, self)
 
     def check(self, held: Iterable[Seq[int]]) -> None:
         """Conservation, for the tables that hold the referenced blocks. Raises ValueError naming what broke."""

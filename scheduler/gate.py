@@ -66,6 +66,8 @@ class Gate:
         self._solver, self._streams = solver, streams or solver
         self._on_infeasible = on_infeasible
         self._margin = margin
+        self._chunk: int | None = None
+        """What the streams allowed a newcomer last: not far from what they allow the next."""
 
     def judge(self, newcomer: Sequence, queue: Queue, now: float) -> Grant | None:
         """None where its promise can be kept as far as anybody can tell, or what it gets instead.
@@ -94,7 +96,10 @@ class Gate:
         def iteration(chunk: int) -> float:
             return predict(decodes.with_chunk(offset, chunk))
 
-        chunk = largest(lambda c: iteration(c) * margin <= found.pace_s, min(total, self._solver.cap), low=1)
+        most = min(total, self._solver.cap)
+        chunk = largest(lambda c: iteration(c) * margin <= found.pace_s, most, 1, self._chunk)
+        if chunk < most:
+            self._chunk = chunk
         iterations, whole = math.ceil(total / chunk), iteration(chunk)
         step = predict(decodes)
         # What is under way when it comes has to end first: half of an iteration on the average.
@@ -140,14 +145,16 @@ class _Found(NamedTuple):
     @classmethod
     def of(cls, queue: Queue, due: float) -> _Found:
         streams, contexts, pace, prompts, ahead, lengths = 0, 0, LONGEST_PROMISE_S, len(queue.waiting), 0, 0
+        promise: Promise | None = None
         for sequence in queue.running:  # spelled out: this is asked of everybody in many groups for each request
             length = len(sequence.tokens) + sequence.pending
             lengths += length
             if sequence.computed >= sequence.prefill_target:
                 streams += 1
                 contexts += sequence.computed
-                if (own := sequence.promise.pace_s) < pace:
-                    pace = own
+                if sequence.promise is not promise:  # most have one in common
+                    promise = sequence.promise
+                    pace = min(pace, promise.pace_s)
                 continue
             prompts += 1
             if sequence.next_token_due() <= due:

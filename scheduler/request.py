@@ -187,8 +187,9 @@ class Sequence:
         """
         if self.first_token_at is None or self.last_token_at is None:
             return self.promise.first_token_due(self.arrival)
-        index = len(self.tokens) + self.pending - self.given
-        return self.promise.token_due(index, self.first_token_at, self.last_token_at)
+        return self.promise.token_due(
+            len(self.tokens) + self.pending - self.given, self.first_token_at, self.last_token_at
+        )
 
     @property
     def prefill_offset(self) -> int:

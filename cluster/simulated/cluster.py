@@ -13,7 +13,7 @@ from typing import Any
 from cluster.assembly import Common, make_scheduler
 from cluster.config import EngineConfig
 from cluster.loop import IterationLoop, IterationRecord
-from cluster.routing import choose
+from cluster.routing import Groups
 from cluster.simulated.executor import SimulatedExecutor, until
 from cluster.simulated.machine import Machine
 from cluster.simulated.prompts import prompt_tokens
@@ -110,6 +110,7 @@ class SimulatedCluster:
             for number, role in enumerate(roles_of(config))
         ]
         self._entries = self.loops[: config.prefill_groups] if config.separated else self.loops
+        self._groups = Groups([loop.scheduler for loop in self._entries])
         self._transfers: SimulatedTransfers | None = None
         if config.separated:
             if machine.link is None:
@@ -228,7 +229,7 @@ class SimulatedCluster:
         seen = SeenRequest(planned, now, len(prompt), self._tuning.promises.promise(len(prompt)))
         self._keeper.came(seen)
         try:
-            choose(self._entries, request, now).add(request)
+            self._choose(request, now).add(request)
         except RequestRefused as refused:
             seen.refused = refused.code
             self._note_end(seen, None)
@@ -236,6 +237,13 @@ class SimulatedCluster:
         self._seen[request.request_id] = seen
         self._advance()
         return self._ends.setdefault(request.request_id, asyncio.Event())
+
+    def _choose(self, request: Request, now: float) -> IterationLoop:
+        """As `cluster.routing.choose`, of the same groups again and again."""
+        if len(self._entries) == 1:
+            return self._entries[0]
+        newcomer = self._entries[0].scheduler.intake.newcomer(request, now)
+        return self._entries[self._groups.best(newcomer, now)]
 
     # What the loops tell.
 

@@ -100,9 +100,10 @@ class SloBudget:
         not what makes streams late, and to starve them would not help: then the highest quantile is taken at which an
         iteration without them does end in time, or the median.
         """
+        left = [sequence.next_token_due() - batch.now for sequence in batch.decodes]
         for quantile in (self.settings.quantile, *QUANTILES_BELOW):
             margin = self.cost.margin(min(quantile, self.settings.quantile))
-            allowed, tightest = tightest_stream(batch, plain * margin)
+            allowed, tightest = tightest_stream(batch.decodes, left, plain * margin)
             if allowed is None or plain * margin <= allowed:
                 break
         return margin, allowed, tightest
@@ -177,17 +178,16 @@ class SloPolicy:
         return sequence.computed, sequence.prefill_target, self.budget.cost.base.predict(remaining)
 
 
-def tightest_stream(batch: Batch, plain: float) -> tuple[float | None, str | None]:
-    """Seconds until the first of the streams' next tokens is due, and whose that is.
+def tightest_stream(decodes: Seq[Sequence], left: Seq[float], plain: float) -> tuple[float | None, str | None]:
+    """Seconds until the first of the streams' next tokens is due, and whose that is; `left` are those of each.
 
     One that not even a plain decode iteration (`plain` seconds) can save is late already, and only held to its pace:
     its past must not starve everybody's prompts.
     """
     allowed, tightest = math.inf, ""
-    for sequence in batch.decodes:
-        left = sequence.next_token_due() - batch.now
-        if left < plain:
-            left = sequence.promise.tpot_s
-        if left < allowed or (left == allowed and sequence.request_id < tightest):
-            allowed, tightest = left, sequence.request_id
-    return (allowed, tightest) if batch.decodes else (None, None)
+    for sequence, seconds in zip(decodes, left, strict=True):
+        if seconds < plain:
+            seconds = sequence.promise.tpot_s
+        if seconds < allowed or (seconds == allowed and sequence.request_id < tightest):
+            allowed, tightest = seconds, sequence.request_id
+    return (allowed, tightest) if decodes else (None, None)

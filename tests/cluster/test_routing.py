@@ -22,7 +22,8 @@ COST = OnlineCostModel(Coefficients(0.002, 0.04, 0.0025, 1e-6, 1e-7, 1e-4, 2.0))
 
 def group(common: Common, *, forecasts: bool = True, role: Role = "both") -> Any:
     policy = make_policy("chunked", chunk_size=32)
-    scheduler = Scheduler(CONFIG, policy, common.prefix_key, role=role, orders=common.orders)
+    directory, key = common.directory, common.prefix_key
+    scheduler = Scheduler(CONFIG, policy, key, role=role, orders=common.orders, directory=directory)
     if forecasts:
         scheduler.intake.forecaster = Gate(Solver(COST), "best-effort")
     return SimpleNamespace(scheduler=scheduler, failure=None, lost=None)
