@@ -55,11 +55,13 @@ def _check_lengths(request: Request, limits: Limits) -> None:
 
 
 def _check_tokens(request: Request, limits: Limits) -> None:
-    for token in (*request.prompt, *request.produced):
-        if not 0 <= token < limits.vocab_size:
-            raise RequestRefused(
-                "invalid_request", f"token id {token} is outside the vocabulary of {limits.vocab_size}", "prompt"
-            )
+    tokens = (*request.prompt, *request.produced)
+    if all(0 <= token < limits.vocab_size for token in set(tokens)):
+        return
+    token = next(token for token in tokens if not 0 <= token < limits.vocab_size)
+    raise RequestRefused(
+        "invalid_request", f"token id {token} is outside the vocabulary of {limits.vocab_size}", "prompt"
+    )
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:

@@ -12,7 +12,7 @@ from scheduler.request import Sequence
 from scheduler.roofline import Features
 from scheduler.search import largest
 from scheduler.slo import LONGEST_PROMISE_S, Grant, Promise
-from scheduler.solver import Load, Solver
+from scheduler.solver import Solver
 
 OnInfeasible = Literal["reject", "relax", "best-effort"]
 ROOM = 1.05
@@ -109,8 +109,9 @@ class Gate:
         sharing, lengths = len(queue.running), found.lengths
         if queue.elsewhere is not None:
             sharing, lengths = len(queue.elsewhere), sum([s.length for s in queue.elsewhere])
-        shared = Load(1, sharing + 1, (lengths + newcomer.length) // (sharing + 1))
-        return Forecast(age + max(wait, under_way) + iterations * whole, wait, self._streams.step(shared))
+        sharing, lengths = sharing + 1, lengths + newcomer.length
+        shared = Features(decodes=sharing, decode_context=lengths // sharing * sharing)
+        return Forecast(age + max(wait, under_way) + iterations * whole, wait, self._streams.cost.predict(shared))
 
     def _wait(self, newcomer: Sequence, queue: Queue, step: float) -> float:
         """Seconds until enough streams have ended for those who wait and the newcomer to have a slot and blocks, if all

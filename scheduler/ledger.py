@@ -21,8 +21,9 @@ class Ledger:
 
         With `max_tokens` 0 the token after the prompt is not wanted: it only says that the prompt is computed.
         """
-        sequence.tokens.append(token)
-        last = len(sequence.tokens) >= sequence.final_length
+        tokens = sequence.tokens
+        tokens.append(token)
+        last = len(tokens) >= sequence.final_length
         if last and not sequence.request.max_tokens:
             return Delta(
                 sequence.request_id,

@@ -85,30 +85,40 @@ class Phase(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     """A request's way through the scheduler. One idea: `computed` chases the tokens there are.
 
     Chunks, decodes, and resuming after a preemption all follow from it. `pending` counts tokens that have been
     scheduled to be sampled but whose value has not come back yet (it stays on the worker). What is asked of every
-    sequence in every iteration and follows from its request is written down once.
+    sequence in every iteration and follows from its request is written down once, and stands first: side by side in
+    memory, which is what an iteration of many sequences waits for.
     """
 
-    request: Request
-    arrival: float
-    order: int
     tokens: list[int]
+    computed: int = 0
+    prefill_target: int = 0
+    pending: int = 0
+    phase: Phase = Phase.WAITING
+    final_length: int = field(init=False)
+    """Tokens there are once it has generated all that it may."""
+    slot: int = -1
+    stop_token_ids: tuple[int, ...] = field(init=False)
+    request_id: str = field(init=False)
+    arrival: float
+    last_token_at: float | None = None
+    largest_gap_s: float = 0.0
+    first_token_at: float | None = None
+    given: int = field(init=False)
+    """Tokens that came with the request: its prompt, and what it had produced in an earlier life."""
     promise: Promise
+    request: Request
+    order: int
     slo_class: str = DEFAULT_CLASS
     predicted_ttft_s: float | None = None
     turn: float | None = None
     """Its place among those that wait: see `scheduler.line.FairLine`."""
-    phase: Phase = Phase.WAITING
-    slot: int = -1
     blocks: BlockTable = field(default_factory=BlockTable)
-    computed: int = 0
-    prefill_target: int = 0
-    pending: int = 0
     blocks_sent: int = 0
     known_blocks: int = 0
     """So many of its blocks hold what others may share, or equal others that do."""
@@ -127,15 +137,6 @@ class Sequence:
     kept_tokens: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Those known so far, of its prompt's tokens from the second on, until they are told."""
-    first_token_at: float | None = None
-    last_token_at: float | None = None
-    largest_gap_s: float = 0.0
-    request_id: str = field(init=False)
-    stop_token_ids: tuple[int, ...] = field(init=False)
-    given: int = field(init=False)
-    """Tokens that came with the request: its prompt, and what it had produced in an earlier life."""
-    final_length: int = field(init=False)
-    """Tokens there are once it has generated all that it may."""
     scores_wanted: int = field(init=False)
     """So many log-probabilities of its prompt are to be told; 0 once they are."""
 

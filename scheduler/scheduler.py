@@ -245,23 +245,23 @@ class Scheduler:
         if under_way.written:
             self.prefixes.learn(under_way.written, under_way.failed(result))
         self._take_tokens(sampling, result, now)
-        return deltas + self.take_deltas()
+        added = self.take_deltas()
+        return deltas + added if deltas else added
 
     def _take_tokens(self, sampling: list[Sequence], result: IterationResult, now: float) -> None:
-        logprobs, errors = dict(result.logprobs), dict(result.errors)
+        logprobs = dict(result.logprobs)
         book, travels, finished = self._ledger.book, self.exchange.role == "prefill", Phase.FINISHED
-        for index, sequence in enumerate(sampling):
+        for index, (sequence, token) in enumerate(zip(sampling, result.tokens, strict=True)):
             sequence.pending -= 1
             if sequence.phase is finished:
                 continue
-            token = result.tokens[index]
             if token == NO_TOKEN:
-                self._end(sequence, Finish.ERROR, errors.get(index, "no token was sampled"))
+                self._end(sequence, Finish.ERROR, dict(result.errors).get(index, "no token was sampled"))
             elif token in sequence.stop_token_ids:
                 self._end(sequence, Finish.STOP, str(token))
             else:
                 handed_over = travels and self.exchange.unbound(sequence)
-                delta = book(sequence, token, (logprobs[index],) if index in logprobs else (), now)
+                delta = book(sequence, token, (logprobs[index],) if logprobs and index in logprobs else (), now)
                 if delta.finish is not None:
                     self._finish(sequence, delta)
                 elif handed_over:
