@@ -98,12 +98,13 @@ class EngineMetrics:
                 self._observe_served(request)
 
     def _observe_timing(self, timing: TokenTiming) -> None:
-        if timing.gap_s is None:
-            self._ttft.observe(timing.since_arrival_s)
-        else:
+        if timing.gap_s is not None:
             self._gap.observe(timing.gap_s)
-        if timing.last:
-            self._latency.observe(timing.since_arrival_s)
+        if timing.since_arrival_s is not None:
+            if timing.gap_s is None:
+                self._ttft.observe(timing.since_arrival_s)
+            if timing.last:
+                self._latency.observe(timing.since_arrival_s)
 
     def _observe_decision(self, record: IterationRecord) -> None:
         decision = record.under_way.decision

@@ -18,8 +18,8 @@ class BlockTable(list[int]):
 
 
 class BlockPool:
-    """`total` blocks of `block_size` tokens each: free + cached + referenced. Digests that it knows of blocks are in the
-    `directory` as well."""
+    """`total` blocks of `block_size` tokens each: free + cached + referenced. The `directory` has the digests that it
+    knows blocks by, beside those of other pools."""
 
     def __init__(self, total: int, block_size: int, directory: Directory | None = None) -> None:
         if total < 1 or block_size < 1:

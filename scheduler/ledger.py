@@ -15,6 +15,7 @@ class Ledger:
         self._deltas: list[Delta] = []
         self._timings: list[TokenTiming] = []
         self._served: list[Served] = []
+        self._before, self._now, self._gap = 0.0, 0.0, 0.0
 
     def book(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> Delta:
         """Add a token to its sequence. The delta is told, but for the last one, which `close` is to tell.
@@ -38,17 +39,25 @@ class Ledger:
             if sequence.scores_wanted:
                 scores = sequence.take_prompt_logprobs()
         else:
-            gap = now - before
+            gap = self._since(before, now)
             if gap > sequence.largest_gap_s:
                 sequence.largest_gap_s = gap
         sequence.last_token_at = now
         name, finish = sequence.request_id, Finish.LENGTH if last else None
         # One of each for every token there is: made without the detour over their constructors.
-        self._timings.append(_made(TokenTiming, (name, now - sequence.arrival, gap, last)))
+        since_arrival = now - sequence.arrival if before is None or last else None
+        self._timings.append(_made(TokenTiming, (name, since_arrival, gap, last)))
         delta = _made(Delta, (name, (token,), logprobs, finish, None, cached, None, scores))
         if not last:
             self._deltas.append(delta)
         return delta
+
+    def _since(self, before: float, now: float) -> float:
+        """Most tokens of an iteration come after the same one of the iteration before: they have one gap, and one
+        number in memory for it."""
+        if before is not self._before or now is not self._now:
+            self._before, self._now, self._gap = before, now, now - before
+        return self._gap
 
     def tell(self, delta: Delta) -> None:
         self._deltas.append(delta)

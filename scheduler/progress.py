@@ -55,10 +55,11 @@ class InFlight(NamedTuple):
 
 
 class TokenTiming(NamedTuple):
-    """When a token came, in seconds since its request's arrival and since the token before it (None: the first)."""
+    """When a token came, in seconds since its request's arrival (of the first and the last one; of others None) and
+    since the token before it (None: the first)."""
 
     request_id: str
-    since_arrival_s: float
+    since_arrival_s: float | None
     gap_s: float | None
     last: bool
 

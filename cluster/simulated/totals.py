@@ -58,7 +58,7 @@ class Totals:
         gaps = Counter(map(_GAP, record.timings))
         if gaps.pop(None, 0):
             for timing in record.timings:
-                if timing.gap_s is None:
+                if timing.gap_s is None and timing.since_arrival_s is not None:
                     self.ttft.note(timing.since_arrival_s)
         for gap, times in gaps.items():
             self.gaps.note(gap, times)
