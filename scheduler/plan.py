@@ -8,7 +8,6 @@ tokens, is in columns of plain integers: an object for each would cost more than
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from scheduler.request import TokenLogprob
 from scheduler.sampling import SamplingParams
@@ -48,7 +47,8 @@ class Segment:
     score: bool = False
 
 
-class Forward(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Forward:
     """A token of each slot in `decodes`, and the `chunks`, side by side in one forward. No slot is in it twice.
 
     A decode computes its slot's last token, the only one without KV, and samples the next: a segment of one token, with
@@ -69,7 +69,8 @@ class Swap:
     host_blocks: tuple[int, ...]
 
 
-class IterationPlan(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class IterationPlan:
     """One iteration. Every policy but `alternate` has exactly one forward in it."""
 
     iteration: int
@@ -79,7 +80,8 @@ class IterationPlan(NamedTuple):
     swaps: tuple[Swap, ...] = ()
 
 
-class IterationResult(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class IterationResult:
     """The worker group's answer to a plan: `tokens` sampled in the order of the plan, a forward's decodes before its
     chunks; log-probabilities by their index where they were asked for; seconds of each forward.
 

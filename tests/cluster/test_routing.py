@@ -85,6 +85,18 @@ def test_of_many_groups_the_shortest_queues_and_those_that_hold_the_prompt_are_a
     assert choose(loops, request("r", 810), 0.0) is loops[17]
 
 
+def test_of_many_that_hold_the_beginning_those_that_hold_the_most_are_asked() -> None:
+    loops = groups(30)
+    for number, loop in enumerate(loops):
+        serve(loop, request("before", 400 if number in (8, 21) else 40))
+    loops[8].scheduler.add(request("q", 900, salt=5), 0.0)
+    directory = loops[0].scheduler.pool.directory
+    assert choose(loops, request("r", 410), 0.0) is loops[21]
+    for loop in loops:
+        loop.scheduler.pool.forget_all()
+    assert len(directory) == 0, "it knows what the pools know"
+
+
 def test_a_sequence_that_starts_over_is_placed_alike() -> None:
     busy, idle = groups(2, role="prefill")
     busy.scheduler.add(request("long", 600), 0.0)

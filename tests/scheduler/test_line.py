@@ -21,7 +21,7 @@ from scheduler.slo import UNPROMISED
 def sequence(order: int, prompt: int = 1, computed: int = 0) -> Sequence:
     tokens = tuple(range(prompt))
     return Sequence(
-        Request(f"r{order}", tokens, 4),
+        request=Request(f"r{order}", tokens, 4),
         arrival=0.0,
         order=order,
         tokens=list(tokens),

@@ -169,7 +169,7 @@ def test_nobody_waits_for_one_that_gets_nothing() -> None:
 
         def compose(self, batch: Batch) -> list[Mix]:
             later = [sequence for sequence in batch.prefills if sequence.request_id != "first"]
-            return self.inner.compose(replace(batch, prefills=later))
+            return self.inner.compose(batch._replace(prefills=later))
 
     run = fresh()
     run.scheduler.policy = OnlyLater()  # type: ignore[assignment]

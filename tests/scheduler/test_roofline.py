@@ -128,8 +128,8 @@ def test_more_work_never_takes_less_time(
     f = Features(decodes=decodes, decode_context=decodes * context).with_chunk(start, chunk)
     more = [
         f.with_chunk(start + chunk, 1),
-        replace(f, decodes=decodes + 1),
-        replace(f, decode_context=f.decode_context + 1),
+        f._replace(decodes=decodes + 1),
+        f._replace(decode_context=f.decode_context + 1),
     ]
     assert all(roofline.predict(g) >= roofline.predict(f) for g in more)
 
@@ -152,3 +152,13 @@ def test_names() -> None:
         shape_from_config("moe", {**CONFIGS["Mistral-7B"], "num_local_experts": 8})
     with pytest.raises(ValueError, match="hidden_size"):
         shape_from_config("none", {})
+
+
+@given(
+    st.integers(0, 300), st.integers(0, 10**6), st.integers(0, 5000), st.integers(0, 9000), st.sampled_from([1, 2, 8])
+)
+def test_an_iteration_takes_what_its_terms_do(decodes: int, context: int, start: int, chunk: int, tp: int) -> None:
+    model = Roofline(known_shape("Llama-3.1-8B"), A100, tp)
+    f = Features(decodes=decodes, decode_context=context if decodes else 0)
+    f = f.with_chunk(start, chunk) if chunk else f
+    assert model.predict(f) == pytest.approx(model.terms(f).total_s, rel=1e-12)

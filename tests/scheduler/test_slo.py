@@ -190,7 +190,7 @@ def test_whole_tiles() -> None:
 
 def test_the_sequence_says_when_its_next_token_is_due() -> None:
     request = Request("r", (1, 2), 5, promise=Promise(2.0, 0.5))
-    sequence = Sequence(request, arrival=1.0, order=0, tokens=[1, 2], promise=Promise(2.0, 0.5))
+    sequence = Sequence(request=request, arrival=1.0, order=0, tokens=[1, 2], promise=Promise(2.0, 0.5))
     assert sequence.next_token_due() == 3.0
     sequence.tokens.append(7)
     sequence.first_token_at = sequence.last_token_at = 2.5
