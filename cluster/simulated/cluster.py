@@ -64,11 +64,15 @@ def simulate(
 
 
 def simulate_stream(
-    config: EngineConfig, machine: Machine, requests: Iterable[PlannedRequest], noise: Noise = EXACT
+    config: EngineConfig,
+    machine: Machine,
+    requests: Iterable[PlannedRequest],
+    noise: Noise = EXACT,
+    totals: Totals | None = None,
 ) -> tuple[Totals, Simulation]:
     """Serve requests that come in order of `at_s` and are made as they are due, and keep totals of them only, so that
     memory does not grow with their number. There are no requests in the simulation."""
-    totals = Totals()
+    totals = totals or Totals()
 
     def serve(loop: VirtualLoop) -> Coroutine[Any, Any, Simulation]:
         return SimulatedCluster(config, machine, noise, loop, totals=totals).serve(requests)

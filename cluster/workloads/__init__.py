@@ -3,8 +3,8 @@
 The load test sends it to a server over HTTP; whatever else consumes requests in time can take the same.
 """
 
-from cluster.workloads.arrivals import gamma, poisson, ramp
-from cluster.workloads.build import interference, requests
+from cluster.workloads.arrivals import each_gamma, each_ramp, gamma, poisson, ramp
+from cluster.workloads.build import each_request, interference, requests
 from cluster.workloads.lengths import Fixed, Lengths, LogNormal, Uniform, parse_lengths
 from cluster.workloads.planned import ClosedLoop, Interference, OpenLoop, PlannedRequest, Workload
 from cluster.workloads.prompts import RandomPrompt
@@ -22,6 +22,9 @@ __all__ = [
     "TraceRow",
     "Uniform",
     "Workload",
+    "each_gamma",
+    "each_ramp",
+    "each_request",
     "gamma",
     "interference",
     "parse_lengths",

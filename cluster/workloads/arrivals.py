@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice, takewhile
 from random import Random
 
 MOST = 1_000_000
@@ -18,6 +19,11 @@ def poisson(rate: float, duration_s: float, seed: int = 0) -> list[float]:
 def gamma(rate: float, burstiness: float, duration_s: float, seed: int = 0) -> list[float]:
     """Gaps of a gamma distribution with mean 1 / rate and shape `burstiness`: 1 is Poisson, below 1 come bursts with
     pauses between them (a coefficient of variation of 1 / sqrt(burstiness)), and far above 1 a steady beat."""
+    return list(each_gamma(rate, burstiness, duration_s, seed))
+
+
+def each_gamma(rate: float, burstiness: float, duration_s: float, seed: int = 0) -> Iterator[float]:
+    """The same times, each worked out when it is asked for. What is wrong is said at once."""
     _check(duration_s, rate=rate, burstiness=burstiness)
     source = Random(f"{seed}/arrivals")
     scale = 1 / (rate * burstiness)
@@ -26,6 +32,11 @@ def gamma(rate: float, burstiness: float, duration_s: float, seed: int = 0) -> l
 
 def ramp(first_rate: float, last_rate: float, duration_s: float, seed: int = 0) -> list[float]:
     """Poisson arrivals whose rate goes from the first to the last in a straight line."""
+    return list(each_ramp(first_rate, last_rate, duration_s, seed))
+
+
+def each_ramp(first_rate: float, last_rate: float, duration_s: float, seed: int = 0) -> Iterator[float]:
+    """The same times, each worked out when it is asked for. What is wrong is said at once."""
     _check(duration_s, rate=max(first_rate, last_rate))
     if min(first_rate, last_rate) < 0:
         raise ValueError("a rate must not be below 0")
@@ -51,15 +62,17 @@ def _when(expected: float, first_rate: float, slope: float) -> float:
     return 2 * expected / denominator if denominator > 0 else math.inf
 
 
-def _until(duration_s: float, expected: float, following: Callable[[float], float]) -> list[float]:
+def _until(duration_s: float, expected: float, following: Callable[[float], float]) -> Iterator[float]:
     if expected > MOST:
         raise ValueError(f"that is about {expected:,.0f} requests; a run has at most {MOST:,}")
-    times: list[float] = []
-    now = following(0.0)
-    while now < duration_s and len(times) < 2 * MOST:
-        times.append(now)
+    return islice(takewhile(lambda at_s: at_s < duration_s, _each(following)), 2 * MOST)
+
+
+def _each(following: Callable[[float], float]) -> Iterator[float]:
+    now = 0.0
+    while True:
         now = following(now)
-    return times
+        yield now
 
 
 def _check(duration_s: float, **positive: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -21,19 +21,42 @@ def requests(
     extra: Mapping[str, Any] | None = None,
     kind: str = "request",
 ) -> list[PlannedRequest]:
-    """One request for each time. All of them begin with the same `shared_prefix` tokens, which come on top of the
-    drawn length. Lengths do not depend on the times: another rate sends the same requests."""
+    """As `each_request`, all at once."""
+    return list(
+        each_request(
+            times,
+            prompt_lengths,
+            output_lengths,
+            seed=seed,
+            shared_prefix=shared_prefix,
+            extra=extra,
+            kind=kind,
+        )
+    )
+
+
+def each_request(
+    times: Iterable[float],
+    prompt_lengths: Lengths,
+    output_lengths: Lengths,
+    *,
+    seed: int = 0,
+    shared_prefix: int = 0,
+    extra: Mapping[str, Any] | None = None,
+    kind: str = "request",
+) -> Iterator[PlannedRequest]:
+    """One request for each time, made when it is asked for. All of them begin with the same `shared_prefix` tokens,
+    which come on top of the drawn length. Lengths do not depend on the times: another rate sends the same requests.
+    """
     source = Random(f"{seed}/lengths/{kind}")
-    return [
-        PlannedRequest(
+    for number, at_s in enumerate(times):
+        yield PlannedRequest(
             prompt=_prompt(prompt_lengths.draw(source), f"{seed}/{kind}/{number}", seed, shared_prefix),
             output_tokens=output_lengths.draw(source),
             at_s=at_s,
             extra=extra or {},
             kind=kind,
         )
-        for number, at_s in enumerate(times)
-    ]
 
 
 def interference(

@@ -47,7 +47,8 @@ def lines(found: Figures) -> list[str]:
         + (f", {found.skipped} not counted" if found.skipped else "")
     ]
     if found.largest_stall_s is not None:
-        said.append(f"largest stall {duration(found.largest_stall_s)}, at {found.largest_stall_at_s:.1f} s")
+        at = "" if found.largest_stall_at_s is None else f", at {found.largest_stall_at_s:.1f} s"
+        said.append(f"largest stall {duration(found.largest_stall_s)}{at}")
     if found.intrusion is not None:
         seen = found.intrusion
         said.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,13 @@ from cluster.workloads import (
     OpenLoop,
     PlannedRequest,
     Workload,
-    gamma,
+    each_gamma,
+    each_ramp,
+    each_request,
     interference,
     parse_lengths,
-    poisson,
-    ramp,
     read_trace,
     replay,
-    requests,
 )
 
 _LENGTHS = {"prompt_tokens", "output_tokens"}
@@ -33,6 +33,7 @@ TAKES = {
     "trace": {"trace", "duration", "rate_scale", "length_scale", "max_requests", "max_prompt", "max_output"},
 }
 """Which options each workload has. One that it has not is refused, for it would be without effect."""
+STREAMED = ("poisson", "gamma", "ramp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +62,32 @@ def plan_of(name: str, wanted: Wanted, seed: int) -> Workload:
     """Raises ValueError, its words fit for a person who typed the options."""
     if name not in TAKES:
         raise ValueError(f"--workload is one of {', '.join(TAKES)}, not {name!r}")
-    for field in fields(wanted):
-        if getattr(wanted, field.name) is not None and field.name not in TAKES[name]:
-            raise ValueError(f"--{field.name.replace('_', '-')} has no meaning for --workload {name}")
+    _check_options(name, wanted)
     if name == "trace":
         return _trace(wanted, seed)
     if name == "interference":
         return _interference(wanted, seed)
     if name == "concurrency":
-        return ClosedLoop(_drawn([0.0] * (wanted.requests or 64), wanted, seed), wanted.concurrency or 8)
-    plans = _drawn(_times(name, wanted, seed), wanted, seed)
+        return ClosedLoop(list(_drawn([0.0] * (wanted.requests or 64), wanted, seed)), wanted.concurrency or 8)
+    plans = list(stream_of(name, wanted, seed))
     if not plans:
         raise ValueError("no request comes in that time at that rate; raise --rate or --duration")
     return OpenLoop(plans)
+
+
+def stream_of(name: str, wanted: Wanted, seed: int) -> Iterator[PlannedRequest]:
+    """The requests of an open loop that is drawn, each made when it is asked for. Raises ValueError at once, its words
+    fit for a person who typed the options."""
+    if name not in STREAMED:
+        raise ValueError(f"a {name} load is known as a whole; those that are drawn are {', '.join(STREAMED)}")
+    _check_options(name, wanted)
+    return _drawn(_times(name, wanted, seed), wanted, seed)
+
+
+def _check_options(name: str, wanted: Wanted) -> None:
+    for field in fields(wanted):
+        if getattr(wanted, field.name) is not None and field.name not in TAKES[name]:
+            raise ValueError(f"--{field.name.replace('_', '-')} has no meaning for --workload {name}")
 
 
 def description(name: str, wanted: Wanted, seed: int) -> dict[str, Any]:
@@ -83,15 +97,14 @@ def description(name: str, wanted: Wanted, seed: int) -> dict[str, Any]:
     return {"workload": name, "seed": seed, **{key: value for key, value in named.items() if value is not None}}
 
 
-def _times(name: str, wanted: Wanted, seed: int) -> list[float]:
+def _times(name: str, wanted: Wanted, seed: int) -> Iterator[float]:
     duration = 30.0 if wanted.duration is None else wanted.duration
     if name == "ramp":
         first, last = _rates("1:4" if wanted.rate is None else wanted.rate)
-        return ramp(first, last, duration, seed)
+        return each_ramp(first, last, duration, seed)
     rate = _number("1" if wanted.rate is None else wanted.rate)
-    if name == "gamma":
-        return gamma(rate, 0.5 if wanted.burstiness is None else wanted.burstiness, duration, seed)
-    return poisson(rate, duration, seed)
+    gaps = 0.5 if wanted.burstiness is None else wanted.burstiness
+    return each_gamma(rate, gaps if name == "gamma" else 1.0, duration, seed)
 
 
 def _rates(text: str) -> tuple[float, float]:
@@ -108,8 +121,8 @@ def _number(text: str) -> float:
         raise ValueError(f"--rate: not a number of requests a second: {text!r}") from None
 
 
-def _drawn(times: list[float], wanted: Wanted, seed: int) -> list[PlannedRequest]:
-    return requests(
+def _drawn(times: Iterable[float], wanted: Wanted, seed: int) -> Iterator[PlannedRequest]:
+    return each_request(
         times,
         _lengths("--prompt-tokens", wanted.prompt_tokens or "256"),
         _lengths("--output-tokens", wanted.output_tokens or "64"),

@@ -11,6 +11,9 @@ import typer
 from deploy.errors import CommandError
 
 if TYPE_CHECKING:
+    from cluster.simulated.seen import Simulation
+    from deploy.bench.figures import Figures
+    from deploy.bench.record import RunRecord
     from deploy.simulation.asked import Asked
 
 LEFT_OUT = frozenset(
@@ -65,6 +68,9 @@ def simulate(
     ] = None,
     most_gpus: Annotated[int, typer.Option(help="--find-cheapest: the most GPUs to try.", min=1)] = 1024,
     html: Annotated[Path | None, typer.Option(help="Also write a report to this file.", dir_okay=False)] = None,
+    totals: Annotated[
+        bool, typer.Option("--totals", help="Keep no requests, so that memory does not grow with their number.")
+    ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Put every token's time into the JSON.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
@@ -78,6 +84,8 @@ def simulate(
         raise CommandError("--find-capacity and --find-cheapest are two questions; ask one", 2)
     if html is not None and not html.absolute().parent.is_dir():
         raise CommandError(f"--html: there is no folder {html.absolute().parent}", 2)
+    if totals and (find_capacity or find_cheapest or raw or html is not None):
+        raise CommandError("--totals keeps no requests: it goes with no --raw, no --html and no search", 2)
     rated = workload not in ("trace", "concurrency", "interference")
     wanted = Wanted(**{**load, "duration": DURATION_S if rated and load["duration"] is None else load["duration"]})
     asked = Asked(
@@ -100,7 +108,7 @@ def simulate(
             kinds = (gpus, tps, policies)
             told, lines = _cheapest(asked, kinds, prices, most_gpus, (attainment, p99_tbt_ms, delay_ms), output)
         else:
-            _once(asked, html, raw, output)
+            _once(asked, html, raw, totals, output)
             return
     except ValueError as error:
         raise CommandError(str(error), 2) from None
@@ -113,33 +121,54 @@ Bounds = tuple[float | None, float | None, float | None]
 """Attainment, P99 time between tokens and median scheduling delay in milliseconds, as given."""
 
 
-def _once(asked: Asked, html: Path | None, raw: bool, output: Any) -> None:
+def _once(asked: Asked, html: Path | None, raw: bool, totals: bool, output: Any) -> None:
     from rich.console import Console
 
-    from cluster.simulated.cluster import Noise, simulate
-    from deploy.bench.figures import figures
     from deploy.bench.report import as_json
     from deploy.bench.show import show
-    from deploy.simulation.telling import as_run, engine_json, engine_lines, loop_of
+    from deploy.simulation.telling import engine_json, engine_lines
 
-    machine, load = asked.machine(), asked.load()
     started = time.perf_counter()
-    simulation = simulate(asked.config, machine, load, Noise(asked.noise, asked.seed))
-    wall_s = time.perf_counter() - started
-    run = as_run(simulation, {**asked.facts(), "loop": loop_of(load)})
-    found = figures(run, asked.slo())
+    simulation, delay_s, run, found = _totalled(asked) if totals else _kept(asked)
     if html is not None:
         from deploy.bench.html import page
 
         html.write_text(page(run, found), encoding="utf-8")
         output.progress(f"wrote {html}")
-    told = engine_json(simulation, wall_s)
+    told = engine_json(simulation, delay_s, time.perf_counter() - started)
     if output.as_json:
         output.json({**as_json(run, found, raw=raw), "simulated": told})
         return
     show(Console(file=output.results), run, found)
     for line in engine_lines(told):
         output.text(line)
+
+
+def _kept(asked: Asked) -> tuple[Simulation, float, RunRecord, Figures]:
+    """The simulation, its median scheduling delay, and the run with its figures."""
+    from cluster.simulated.cluster import Noise, simulate
+    from deploy.bench.figures import figures
+    from deploy.simulation.telling import as_run, loop_of
+
+    load = asked.load()
+    simulation = simulate(asked.config, asked.machine(), load, Noise(asked.noise, asked.seed))
+    run = as_run(simulation, {**asked.facts(), "loop": loop_of(load)})
+    return simulation, simulation.delay_quantile(0.5), run, figures(run, asked.slo())
+
+
+def _totalled(asked: Asked) -> tuple[Simulation, float, RunRecord, Figures]:
+    """The same, without the requests."""
+    from cluster.simulated.cluster import Noise, simulate_stream
+    from deploy.simulation.totalled import told, totals_for
+
+    slo = asked.slo()
+    totals, simulation = simulate_stream(
+        asked.config, asked.machine(), asked.stream(), Noise(asked.noise, asked.seed), totals_for(slo)
+    )
+    if not totals.requests:
+        raise ValueError("no request comes in that time at that rate; raise --rate or --duration")
+    run, found = told(totals, simulation, slo, {**asked.facts(), "loop": "open loop"})
+    return simulation, totals.delays.quantile(0.5), run, found
 
 
 def _capacity(asked: Asked, seeds: range, bounds: Bounds, output: Any) -> tuple[dict[str, Any], list[str]]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.config import EngineConfig
 from cluster.simulated.machine import Machine, by_calibration, by_hardware
-from cluster.workloads import OpenLoop, Workload
+from cluster.workloads import OpenLoop, PlannedRequest, Workload
 from deploy.bench.slo import SloTargets
 from deploy.bench.wanted import Wanted, description
 from deploy.described import bytes_of, gpu_of, shape_of
 from deploy.simulation.lengths import Pair, read_lengths
-from deploy.simulation.load import load_by_rate, load_of
+from deploy.simulation.load import load_by_rate, load_of, stream_of_load
 from scheduler.roofline import ModelShape
 
 
@@ -46,6 +46,9 @@ class Asked:
 
     def load(self) -> Workload:
         return load_of(self.workload, self.wanted, self.seed, self.table())
+
+    def stream(self) -> Iterator[PlannedRequest]:
+        return stream_of_load(self.workload, self.wanted, self.seed, self.table())
 
     def by_rate(self) -> Callable[[float, int], OpenLoop]:
         return load_by_rate(self.workload, self.wanted, self.wanted.duration or 120.0, self.table())

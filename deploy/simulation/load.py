@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from cluster.simulated.capacity import FEWEST
-from cluster.workloads import Interference, OpenLoop, Workload
-from deploy.bench.wanted import Wanted, plan_of
+from cluster.workloads import Interference, OpenLoop, PlannedRequest, Workload
+from deploy.bench.wanted import STREAMED, Wanted, plan_of, stream_of
 from deploy.simulation.lengths import Pair, with_lengths
 
 WORKLOADS = ("poisson", "gamma", "fixed", "ramp", "trace", "concurrency", "interference")
@@ -20,12 +20,7 @@ SEARCHED = ("poisson", "gamma", "fixed", "trace")
 def load_of(name: str, wanted: Wanted, seed: int, table: Sequence[Pair] = ()) -> Workload:
     """Lengths are drawn from the `table` where there is one. Raises ValueError, its words fit for a person who typed
     the options."""
-    if name not in WORKLOADS:
-        raise ValueError(f"--workload is one of {', '.join(WORKLOADS)}, not {name!r}")
-    if name == "fixed":
-        if wanted.burstiness is not None:
-            raise ValueError("--burstiness has no meaning for --workload fixed")
-        name, wanted = "gamma", replace(wanted, burstiness=STEADY)
+    name, wanted = _drawn_as(name, wanted)
     planned = plan_of(name, wanted, seed)
     if not table:
         return planned
@@ -34,6 +29,28 @@ def load_of(name: str, wanted: Wanted, seed: int, table: Sequence[Pair] = ()) ->
     if name == "trace" or wanted.prompt_tokens is not None or wanted.output_tokens is not None:
         raise ValueError("--lengths gives both lengths; it goes with no trace, --prompt-tokens or --output-tokens")
     return with_lengths(planned, table, seed)
+
+
+def stream_of_load(name: str, wanted: Wanted, seed: int, table: Sequence[Pair] = ()) -> Iterator[PlannedRequest]:
+    """The same, each request made when it is due. Raises ValueError, its words fit for a person who typed the options,
+    also for a load that is known as a whole."""
+    if table:
+        raise ValueError("--totals goes with no --lengths")
+    name, wanted = _drawn_as(name, wanted)
+    if name not in STREAMED:
+        raise ValueError(f"--totals needs a load that is drawn as it comes: {', '.join(('fixed', *STREAMED))}")
+    return stream_of(name, wanted, seed)
+
+
+def _drawn_as(name: str, wanted: Wanted) -> tuple[str, Wanted]:
+    """The load test's workload that this one is."""
+    if name not in WORKLOADS:
+        raise ValueError(f"--workload is one of {', '.join(WORKLOADS)}, not {name!r}")
+    if name != "fixed":
+        return name, wanted
+    if wanted.burstiness is not None:
+        raise ValueError("--burstiness has no meaning for --workload fixed")
+    return "gamma", replace(wanted, burstiness=STEADY)
 
 
 def load_by_rate(

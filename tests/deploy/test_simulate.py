@@ -56,6 +56,13 @@ def told(capfd: pytest.CaptureFixture[str], *arguments: str, command: str = "sim
         (["--find-cheapest", "--policies", "fastest"], ["--policies", "fastest"]),
         (["--find-cheapest", "--prices", "/no/such/prices.json"], ["--prices"]),
         (["--gpu", "A100", "--html", "/no/such/folder/x.html"], ["--html"]),
+        (["--gpu", "A100", "--totals", "--raw"], ["--totals", "--raw"]),
+        (["--gpu", "A100", "--totals", "--find-capacity"], ["--totals", "search"]),
+        (["--gpu", "A100", "--totals", "--workload", "concurrency"], ["--totals", "poisson"]),
+        (["--gpu", "A100", "--totals", "--workload", "fixed", "--burstiness", "2"], ["--burstiness", "fixed"]),
+        (["--gpu", "A100", "--totals", "--streams", "3"], ["--streams", "poisson"]),
+        (["--gpu", "A100", "--totals", "--rate", "1000", "--duration", "100000"], ["at most 1,000,000"]),
+        (["--gpu", "A100", "--totals", "--rate", "0.001", "--duration", "1"], ["no request comes"]),
     ],
 )
 def test_a_wrong_call_is_one_line_and_exit_code_2(
@@ -84,6 +91,24 @@ def test_the_figures_of_a_run(capfd: pytest.CaptureFixture[str], workload: str) 
     assert found["slo"] == {"ttft_ms": 2000, "tpot_ms": 50}
     again = told(capfd, *FEW, "--tpot-ms", "50", "--workload", workload, "--policy", "slo")
     assert again["itl_ms"] == found["itl_ms"], "the same seed, the same run"
+
+
+@pytest.mark.parametrize("workload", ["poisson", "gamma", "fixed", "ramp"])
+def test_totals_of_a_run_are_those_of_its_requests(capfd: pytest.CaptureFixture[str], workload: str) -> None:
+    asked = [*FEW, "--tpot-ms", "14", "--workload", workload, "--prompt-tokens", "64:3000", "--policy", "chunked"]
+    if workload == "ramp":
+        asked[asked.index("--rate") + 1] = "1:6"
+    whole, rough = told(capfd, *asked), told(capfd, *asked, "--totals")
+    for name in ("requests", "finished", "prompt_tokens", "output_tokens", "attainment", "errors", "largest_stall_ms"):
+        assert rough[name] == whole[name], name
+    assert 0 < whole["attainment"] < 1
+    for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
+        assert rough[name]["n"] == whole[name]["n"]
+        assert rough[name]["mean"] == pytest.approx(whole[name]["mean"], abs=0.002)
+        assert rough[name]["max"] == whole[name]["max"]
+    assert rough["itl_ms"]["p99"] == pytest.approx(whole["itl_ms"]["p99"], rel=0.01)
+    timing = ("wall_s", "iterations_per_wall_s", "median_scheduling_delay_ms")
+    assert {**rough["simulated"], **dict.fromkeys(timing)} == {**whole["simulated"], **dict.fromkeys(timing)}
 
 
 def test_separated_groups_and_their_transfers(capfd: pytest.CaptureFixture[str]) -> None:
