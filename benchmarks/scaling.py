@@ -1,11 +1,13 @@
 """What one scheduler process carries, and what a long simulation costs; `docs/scaling.md` reads the figures.
 
-    python benchmarks/scaling.py [cost] [actor] [length] [--cost-ms MS] [--groups 1,4,16] [--requests N] [--json]
+    python benchmarks/scaling.py [cost] [actor] [length] [one] [--cost-ms MS] [--groups 1,4,16] [--requests N]
+                                 [--rate R] [--json]
 
 `cost`: milliseconds of one schedule plus commit, with the plan encoded and decoded, by how many sequences decode.
 `actor`: groups whose loops share one processor that takes `--cost-ms` for each iteration, simulated; how much longer
-iterations take than the forwards in them. `length`: processor time, events and memory of a simulation of N requests, of
-2 N and of 4 N. Times are of this machine; ratios are what to look at.
+iterations take than the forwards in them. `one`: processor time, iterations and memory of a simulation of N requests on
+the first number of `--groups`, of which each gets R requests a second; `length`: the same of N, 2 N and 4 N requests on
+16 groups. Times are of this machine; ratios are what to look at.
 """
 
 from __future__ import annotations
@@ -158,33 +160,37 @@ def _load(rate: float, duration: float) -> OpenLoop:
 # Long simulations.
 
 
-def lengths(count: int, groups: int = 16) -> list[Row]:
+def lengths(count: int, groups: int = 16, rate: float = 5.0) -> list[Row]:
     """Each in a process of its own, so that its memory is its own."""
-    return [_own_process(times * count, groups) for times in (1, 2, 4)]
+    return [_own_process(times * count, groups, rate) for times in (1, 2, 4)]
 
 
-def _own_process(count: int, groups: int) -> Row:
-    command = [sys.executable, __file__, "one", "--requests", str(count), "--groups", str(groups), "--json"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+def _own_process(count: int, groups: int, rate: float) -> Row:
+    asked = ["--requests", str(count), "--groups", str(groups), "--rate", str(rate)]
+    ran = subprocess.run(
+        [sys.executable, __file__, "one", *asked, "--json"], capture_output=True, text=True, check=True
+    )
     row: Row = json.loads(ran.stdout)["one"][0]
     return row
 
 
-def one(count: int, groups: int) -> list[Row]:
+def one(count: int, groups: int, rate: float = 5.0) -> list[Row]:
+    """`rate` in requests a second of each group."""
     config = EngineConfig(model=MODEL, policy="slo", groups=groups, tpot_ms=50, ttft_ms=2000)
     machine = by_hardware(config, known_shape(MODEL), gpu("A100-80").hardware)
-    rate = 5.0 * groups
     before = _peak_mb()
-    started = time.process_time()
-    totals, run = simulate_stream(config, machine, _stream(rate, count))
-    seconds = time.process_time() - started
+    began, started = time.perf_counter(), time.process_time()
+    totals, run = simulate_stream(config, machine, _stream(rate * groups, count))
+    seconds, wall_s = time.process_time() - started, time.perf_counter() - began
     tokens = run.iterations.prefill_tokens + run.iterations.decodes
     return [
         {
             "requests": totals.requests,
             "groups": groups,
+            "simulated s": round(run.ended, 1),
             "iterations": run.iterations.count,
             "processor s": round(seconds, 2),
+            "wall s": round(wall_s, 1),
             "ms a request": round(1e3 * seconds / totals.requests, 2),
             "iterations/s": round(run.iterations.count / seconds),
             "tokens/s": round(tokens / seconds),
@@ -214,14 +220,15 @@ def main() -> None:
     parser.add_argument("--cost-ms", type=float, default=1.0, help="of the scheduler's processor, an iteration")
     parser.add_argument("--groups", default="1,4,8,16,24,32")
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--rate", type=float, default=5.0, help="of a group, requests a second")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     groups = [int(part) for part in options.groups.split(",")]
     items: dict[str, Callable[[], list[Row]]] = {
         "cost": costs,
         "actor": lambda: actor(groups, options.cost_ms),
-        "length": lambda: lengths(options.requests),
-        "one": lambda: one(options.requests, groups[0]),
+        "length": lambda: lengths(options.requests, rate=options.rate),
+        "one": lambda: one(options.requests, groups[0], options.rate),
     }
     for name in options.items or ["cost", "actor", "length"]:
         rows = items[name]()
