@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published import ITEMS, OPT_13B_COST, Options, ablation, spread, tile
+from benchmarks.publications.distserve import OPT_13B_COST
+from benchmarks.publications.forwards import tile
+from benchmarks.publications.mooncake import spread
+from benchmarks.publications.options import Options
+from benchmarks.publications.sarathi import ablation
+from benchmarks.published import ITEMS
 from benchmarks.scaling import actor, costs, one
 from cluster.workloads import TraceRow
 from scheduler.roofline import Features
