@@ -1,4 +1,4 @@
-"""The live engine on this machine against the simulator with the engine's own calibration; `docs/fidelity.md` has figures.
+"""The live engine on this machine against the simulator with the engine's own calibration: figures of `docs/fidelity.md`.
 
     python benchmarks/live_fidelity.py [--seconds S] [--runs N] [--rate R] [--policy P] [--ttft-ms MS] [--tpot-ms MS]
 
