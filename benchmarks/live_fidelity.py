@@ -1,4 +1,4 @@
-"""The live engine on this machine against the simulator with the engine's own calibration: figures of `docs/fidelity.md`.
+"""The live engine on this machine against the simulator with its own calibration: figures of `docs/fidelity.md`.
 
     python benchmarks/live_fidelity.py [--seconds S] [--runs N] [--rate R] [--policy P] [--ttft-ms MS] [--tpot-ms MS]
 
