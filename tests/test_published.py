@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.live_fidelity import Corrected, Seen, mixed, row
 from benchmarks.publications.distserve import OPT_13B_COST
 from benchmarks.publications.forwards import tile
 from benchmarks.publications.mooncake import spread
@@ -17,6 +18,7 @@ from benchmarks.published import ITEMS
 from benchmarks.scaling import actor, costs, one
 from cluster.workloads import TraceRow
 from scheduler.roofline import Features
+from scheduler.slo import Promise
 
 TINY = Options(seeds=1, duration=5.0, rows=60)
 
@@ -62,3 +64,26 @@ def test_a_scheduler_that_is_busy_delays_iterations_unless_they_overlap() -> Non
     few, many = costs((4, 64))
     assert few["schedule + commit ms"] < many["schedule + commit ms"]
     assert one(60, 2)[0]["requests"] == 60
+
+
+def test_runs_of_the_mixed_load_differ_in_what_prompts_say_alone() -> None:
+    first, second = (mixed(2.0, 20.0, run).requests for run in (0, 1))
+    assert len(first) > 20
+    assert [(of.at_s, of.prompt_tokens, of.output_tokens) for of in first] == [
+        (of.at_s, of.prompt_tokens, of.output_tokens) for of in second
+    ]
+    assert not {str(of.prompt) for of in first} & {str(of.prompt) for of in second}
+    assert max(of.prompt_tokens or 0 for of in first) >= 768
+
+
+def test_figures_of_a_live_run_by_hand() -> None:
+    """Tokens at 1.5, 1.6, 1.9 s of a request of 1 s, and one at 3 s of a request of 2.8 s: 4 tokens in 2 s."""
+    promise = Promise(0.4, 0.25)
+    found = row("by hand", [Seen(1.0, [1.5, 1.6, 1.9], promise), Seen(2.8, [3.0], promise)])
+    assert (found["P50 TTFT ms"], found["P99 ITL ms"]) == (200, 300)
+    assert (found["tokens/s"], found["attainment"]) == (2, 0.5)
+
+
+def test_a_corrected_model_is_as_many_times_slower() -> None:
+    f = Features(decodes=1, decode_context=5)
+    assert Corrected(OPT_13B_COST, 1.5).predict(f) == pytest.approx(1.5 * OPT_13B_COST.predict(f))
