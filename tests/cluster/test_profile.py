@@ -54,7 +54,7 @@ class LawfulExecutor:
                 if segment.count > 1:
                     f = f.with_chunk(segment.start, segment.count)
                 else:
-                    f = replace(f, decodes=f.decodes + 1, decode_context=f.decode_context + segment.start + 1)
+                    f = f._replace(decodes=f.decodes + 1, decode_context=f.decode_context + segment.start + 1)
             self.now += LAW.predict(f) * self.slower
             self.forwards += 1
         return IterationResult(plan.iteration, ())
