@@ -16,6 +16,7 @@ import torch.distributed
 from torch import Tensor
 
 from workers.kv_orders import LinkConfig
+from workers.stores import listening_store, store_at
 
 dist: Any = torch.distributed  # whose stores and process groups have no types
 TIMEOUT = timedelta(seconds=60)
@@ -60,7 +61,7 @@ class Link:
     def to_taker(cls, config: LinkConfig, port: int) -> Link:
         """From the sending rank, to where the taking one listens."""
         try:
-            store = dist.TCPStore(config.address, port, None, is_master=False, timeout=TIMEOUT)
+            store = store_at(config.address, port, TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise LinkError(f"link {config.name}: nobody listens: {_line(error)}") from None
         return cls(config, store, SENDER)
@@ -126,7 +127,7 @@ class _OnStream:
 
 def listen(address: str) -> tuple[Any, int]:
     """Where a sending rank finds this one: a store on a free port of its own."""
-    store = dist.TCPStore(address, 0, None, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+    store = listening_store(address, 0, TIMEOUT)
     return store, int(store.port)
 
 

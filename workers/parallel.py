@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workers.parts import Part, split
+from workers.stores import listening_store, store_at
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
@@ -35,8 +37,9 @@ class Ranks:
                 # Ranks of one host: gloo would else look its own host name up, which not every machine can.
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
             dist.init_process_group(
-                self.backend, init_method=rendezvous, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
-            )
+                self.backend, store=_met_at(rendezvous, rank, size), rank=rank, world_size=size,
+                timeout=COLLECTIVE_TIMEOUT,
+            )  # fmt: skip
             self._group = dist.group.WORLD
 
     def part(self, count: int) -> Part:
@@ -64,3 +67,12 @@ class Ranks:
     def close(self) -> None:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _met_at(rendezvous: str, rank: int, size: int) -> Any:
+    """The store of a group: the first rank has it. Raises ValueError for what is no tcp://host:port."""
+    url = urlsplit(rendezvous)
+    if url.scheme != "tcp" or url.hostname is None or url.port is None:
+        raise ValueError(f"a rendezvous is an address such as tcp://127.0.0.1:29500, not {rendezvous!r}")
+    meet = listening_store if rank == 0 else store_at
+    return meet(url.hostname, url.port, COLLECTIVE_TIMEOUT, size)

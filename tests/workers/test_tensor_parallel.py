@@ -6,8 +6,10 @@ import multiprocessing
 import socket
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from tests.workers.driver import Driver, reference_logits, reference_tokens
 from workers.config import WorkerConfig
 from workers.parallel import Ranks
 from workers.parts import Part, split
+from workers.stores import listening_store, store_at
 from workers.worker import Worker
 
 
@@ -133,3 +136,22 @@ def test_ranks_need_a_rendezvous() -> None:
         Ranks(0, 2)
     with pytest.raises(ValueError, match="rank 2 of 2"):
         Ranks(2, 2)
+
+
+def test_what_ranks_meet_at_is_on_the_address_that_was_said() -> None:
+    before = listening()
+    store = listening_store("127.0.0.1", 0, timedelta(seconds=5))
+    assert listening() - before == {("127.0.0.1", store.port)}
+    store_at("127.0.0.1", store.port, timedelta(seconds=5)).set("key", "value")
+    assert store.get("key") == b"value"
+
+
+def listening() -> set[tuple[str, int]]:
+    """Addresses and ports of this process."""
+    found = psutil.Process().net_connections("tcp")
+    return {(one.laddr.ip, one.laddr.port) for one in found if one.status == psutil.CONN_LISTEN}
+
+
+def test_a_rendezvous_that_is_no_address() -> None:
+    with pytest.raises(ValueError, match="not 'file:///tmp/x'"):
+        Ranks(0, 2, "cpu", "file:///tmp/x")
