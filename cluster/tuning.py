@@ -31,6 +31,8 @@ TTFT_FACTOR = 2.0
 TBT_FACTOR = 2.0
 """The default bound on a single gap over the default TPOT."""
 CUDA_TILE = 128
+DELIVERY_S = 0.002
+"""What two tokens may differ by in their ways from the workers to the client, by whose clock promises are kept."""
 QUANTILE = SloSettings().quantile
 
 
@@ -116,6 +118,7 @@ def policy_for(config: EngineConfig, name: str, chunk_size: int, info: EngineInf
         cost=None if tuning is None else tuning.cost,
         tile=CUDA_TILE if info.device.startswith("cuda") else 1,
         longest_s=math.inf if tuning is None else longest_iteration(tuning),
+        delivery_s=DELIVERY_S,
     )
 
 

@@ -140,7 +140,7 @@ class OnlineCostModel:
     """
 
     def __init__(
-        self, base: CostModel, *, step: float = 0.2, surprise: float = 0.5, limit: float = 4.0, window: int = 300
+        self, base: CostModel, *, step: float = 0.2, surprise: float = 0.5, limit: float = 4.0, window: int = 400
     ) -> None:
         self.base = base
         self.correction = 1.0
@@ -218,6 +218,7 @@ class Scatter:
             del self._ordered[bisect_left(self._ordered, oldest)]
 
     def quantile(self, share: float) -> float:
-        """Raises IndexError while nothing is known."""
-        rank = math.ceil(share * len(self._ordered)) - 1
+        """What the next one is within, with that probability, as far as those known tell: of n, the rank is taken from
+        n + 1 (split conformal prediction). Raises IndexError while nothing is known."""
+        rank = math.ceil(share * (len(self._ordered) + 1)) - 1
         return self._ordered[min(max(0, rank), len(self._ordered) - 1)]

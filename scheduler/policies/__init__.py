@@ -20,13 +20,14 @@ __all__ = ["POLICIES", "Draft", "Mix", "Policy", "PolicyOptions", "make_policy"]
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
     """What policies are made from. `cost` is needed by `slo` alone, which also reads `tile`, the granularity of the
-    matrix kernels, and `longest_s`, seconds that no iteration is to exceed for prompts."""
+    matrix kernels, `longest_s`, seconds that no iteration is to exceed for prompts, and `delivery_s` (SloSettings)."""
 
     chunk_size: int = 512
     max_batched_tokens: int = 8192
     cost: OnlineCostModel | None = None
     tile: int = 1
     longest_s: float = math.inf
+    delivery_s: float = 0.0
 
     @property
     def static_budget(self) -> StaticBudget:
@@ -37,7 +38,10 @@ def _slo(options: PolicyOptions) -> Policy:
     if options.cost is None:
         raise ValueError("the slo policy needs a cost model")
     settings = SloSettings(
-        max_batched_tokens=options.max_batched_tokens, longest_s=options.longest_s, tile=options.tile
+        max_batched_tokens=options.max_batched_tokens,
+        longest_s=options.longest_s,
+        delivery_s=options.delivery_s,
+        tile=options.tile,
     )
     return SloPolicy(SloBudget(options.cost, settings))
 
@@ -58,8 +62,9 @@ def make_policy(
     cost: OnlineCostModel | None = None,
     tile: int = 1,
     longest_s: float = math.inf,
+    delivery_s: float = 0.0,
 ) -> Policy:
     """Raises ValueError for an unknown name or an impossible size, in one line that names the choices."""
     if name not in POLICIES:
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(POLICIES)}")
-    return POLICIES[name](PolicyOptions(chunk_size, max_batched_tokens, cost, tile, longest_s))
+    return POLICIES[name](PolicyOptions(chunk_size, max_batched_tokens, cost, tile, longest_s, delivery_s))

@@ -22,19 +22,24 @@ from scheduler.request import Sequence
 from scheduler.roofline import Features
 from scheduler.search import largest
 
-QUANTILES_BELOW = (0.95, 0.9, 0.75, 0.5)
+DELIVERY_SHARE = 0.05
+"""Of a TPOT, that the allowance for delivery may take at most."""
+QUANTILES_BELOW = (0.99, 0.95, 0.9, 0.75, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class SloSettings:
-    """`quantile`: share of iterations that must end in time. `min_progress`: prompt tokens that are computed, whatever
-    the streams were promised, once prompts have waited `patience` iterations without any. `tile`: granularity of the
-    matrix kernels; a budget is cut to whole tiles where that costs it less than a tenth. `longest_s`: seconds that no
-    iteration is planned to exceed for prompts, since who comes while it runs has to wait for its end."""
+    """`quantile`: share of iterations that must end in time; `delivery_s`: and by how many seconds before a stream's
+    token is due, since of two tokens the later one may take longer on its way to the client. `min_progress`: prompt
+    tokens that are computed, whatever the streams were promised, once prompts have waited `patience` iterations without
+    any. `tile`: granularity of the matrix kernels; a budget is cut to whole tiles where that costs it less than a
+    tenth. `longest_s`: seconds that no iteration is planned to exceed for prompts, since who comes while it runs has to
+    wait for its end."""
 
     max_batched_tokens: int = 8192
     longest_s: float = math.inf
-    quantile: float = 0.99
+    quantile: float = 0.995
+    delivery_s: float = 0.0
     min_progress: int = 16
     patience: int = 16
     tile: int = 1
@@ -100,10 +105,11 @@ class SloBudget:
         not what makes streams late, and to starve them would not help: then the highest quantile is taken at which an
         iteration without them does end in time, or the median.
         """
-        left = [sequence.next_token_due() - batch.now for sequence in batch.decodes]
+        delivery = self.settings.delivery_s
+        left = [s.next_token_due() - batch.now - earlier(s, delivery) for s in batch.decodes]
         for quantile in (self.settings.quantile, *QUANTILES_BELOW):
             margin = self.cost.margin(min(quantile, self.settings.quantile))
-            allowed, tightest = tightest_stream(batch.decodes, left, plain * margin)
+            allowed, tightest = tightest_stream(batch.decodes, left, plain * margin, delivery)
             if allowed is None or plain * margin <= allowed:
                 break
         return margin, allowed, tightest
@@ -178,7 +184,9 @@ class SloPolicy:
         return sequence.computed, sequence.prefill_target, self.budget.cost.base.predict(remaining)
 
 
-def tightest_stream(decodes: Seq[Sequence], left: Seq[float], plain: float) -> tuple[float | None, str | None]:
+def tightest_stream(
+    decodes: Seq[Sequence], left: Seq[float], plain: float, delivery: float = 0.0
+) -> tuple[float | None, str | None]:
     """Seconds until the first of the streams' next tokens is due, and whose that is; `left` are those of each.
 
     One that not even a plain decode iteration (`plain` seconds) can save is late already, and only held to its pace:
@@ -187,7 +195,12 @@ def tightest_stream(decodes: Seq[Sequence], left: Seq[float], plain: float) -> t
     allowed, tightest = math.inf, ""
     for sequence, seconds in zip(decodes, left, strict=True):
         if seconds < plain:
-            seconds = sequence.promise.tpot_s
+            seconds = sequence.promise.tpot_s - earlier(sequence, delivery)
         if seconds < allowed or (seconds == allowed and sequence.request_id < tightest):
             allowed, tightest = seconds, sequence.request_id
     return (allowed, tightest) if decodes else (None, None)
+
+
+def earlier(sequence: Sequence, delivery: float) -> float:
+    """Seconds by which a stream's token has to be there before it is due, so as to be delivered in time."""
+    return min(delivery, DELIVERY_SHARE * sequence.promise.tpot_s)
