@@ -17,12 +17,13 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from workers.attention import Attention, Layout
+from workers.elementwise import add_and_norm, gated, turn_and_keep
 from workers.kv_cache import KvCache, Pages
 from workers.linear import Linear
 from workers.loader import Weights
 from workers.parallel import Ranks
 from workers.parts import Part
-from workers.rope import Rope, rotate
+from workers.rope import Rope
 
 SUPPORTED = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
@@ -92,30 +93,30 @@ class Layer:
         self.down = row_parallel(weights, f"{mlp}.down_proj", shard.inner, ranks)
 
     def __call__(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], kv: tuple[Pages, Pages], attend: Attention, layout: Layout
+        self,
+        x: Tensor,
+        more: Tensor | None,
+        angles: tuple[Tensor, Tensor],
+        kv: tuple[Pages, Pages],
+        attend: Attention,
+        layout: Layout,
     ) -> Tensor:
-        """x [T, hidden] -> [T, hidden]. Writes this forward's keys and values into the pages `kv`."""
-        x = x + self._attention(rms_norm(x, self.input_norm, self._eps), angles, kv, attend, layout)
-        return x + self._mlp(rms_norm(x, self.inner_norm, self._eps))
+        """x [T, hidden], to which the layer before still has `more` to add; returns what this one has. x changes in
+        place. Writes this forward's keys and values into the pages `kv`."""
+        more = self._attention(add_and_norm(x, more, self.input_norm, self._eps), angles, kv, attend, layout)
+        return self._mlp(add_and_norm(x, more, self.inner_norm, self._eps))
 
     def _attention(
         self, x: Tensor, angles: tuple[Tensor, Tensor], kv: tuple[Pages, Pages], attend: Attention, layout: Layout
     ) -> Tensor:
         heads, kv_heads, d = self._shard.query_heads.size, self._shard.kv_heads.size, self._shard.head_dim
         qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, d)  # [T, H + 2K, D]
-        qk, v = qkv.split_with_sizes([heads + kv_heads, kv_heads], dim=1)
-        if self.qk_norm is not None:
-            qk = F.rms_norm(qk, (d,), None, self._eps) * self.qk_norm
-        q, k = rotate(qk, *angles).split_with_sizes([heads, kv_heads], dim=1)  # [T, H, D] and [T, K, D]
-        k_pages, v_pages = kv  # [blocks, block_size, K, D]
-        k_pages.write(layout.write_to, k)
-        v_pages.write(layout.write_to, v)
-        attended = attend(q, k_pages, v_pages, layout)  # [T, H, D]
+        q = turn_and_keep(qkv, angles, self.qk_norm, self._eps, kv, layout.write_to)  # [T, H, D]
+        attended = attend(q, *kv, layout)  # [T, H, D]
         return self._ranks.sum(self.out(attended.reshape(-1, heads * d)))  # [T, hidden]
 
     def _mlp(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)  # [T, inner] each
-        return self._ranks.sum(self.down(F.silu(gate).mul_(up)))  # [T, hidden]
+        return self._ranks.sum(self.down(gated(self.gate_up(x))))  # [T, hidden]
 
 
 class LlamaModel:
@@ -158,14 +159,15 @@ class LlamaModel:
         """tokens, positions [T]. Returns what the last layer gives, [T, hidden]."""
         x = self._embed(tokens)  # [T, hidden]
         angles = self.rope.at(positions, x.dtype)
+        more = None
         for layer, pages in zip(self.layers, kv.layers, strict=True):
-            x = layer(x, angles, pages, attend, layout)
-        return x
+            more = layer(x, more, angles, pages, attend, layout)
+        return x if more is None else x.add_(more)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """hidden [T, hidden], rows [S] indices into T. Returns logits [S, vocab], the same on every rank."""
-        sampled = rms_norm(hidden.index_select(0, rows), self.norm, self._eps)  # [S, hidden]
+        sampled = add_and_norm(hidden.index_select(0, rows), None, self.norm, self._eps)  # [S, hidden]
         if sampled.shape[0] == 0:
             return sampled.new_empty(0, self.config.vocab_size)
         return self.ranks.gather_columns(self.head(sampled), self.config.vocab_size)
@@ -177,10 +179,6 @@ class LlamaModel:
         mine = (local >= 0) & (local < self.shard.vocab.size)
         rows = F.embedding(local.clamp(0, self.shard.vocab.size - 1), self.embedding)
         return self.ranks.sum(rows * mine.unsqueeze(1))
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def head_norms(weights: Weights, attention: str, shard: Shard) -> Tensor | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from scheduler.request import TokenLogprob
 from scheduler.sampling import SamplingParams
 from workers.drawing import draw
+from workers.greedy import likeliest
 from workers.randomness import keys
 
 
@@ -46,14 +47,14 @@ def sample(logits: Tensor, rows: list[Row]) -> list[Sampled]:
     if not rows:
         return []
     scores = logits.float()
-    healthy = scores.max(dim=1).values.isfinite().cpu().numpy()
+    best, healthy = likeliest(scores)
     adjusted = _adjust(scores, rows)
     tokens = np.zeros(len(rows), dtype=np.int64)
     greedy = [i for i, row in enumerate(rows) if row.params.greedy]
     plain = [i for i, row in enumerate(rows) if not row.params.greedy and not _filters(row.params)]
     filtered = [i for i, row in enumerate(rows) if not row.params.greedy and _filters(row.params)]
     if greedy:
-        tokens[greedy] = _take(adjusted, greedy).argmax(dim=1).cpu().numpy()
+        tokens[greedy] = best[greedy] if adjusted is scores else likeliest(_take(adjusted, greedy))[0]
     if plain:
         tokens[plain] = _draw(_take(adjusted, plain), rows, plain).cpu().numpy()
     if filtered:

@@ -25,7 +25,9 @@ from workers.attention import PAGE_SIZE, check_page_size, make_attention, make_l
 from workers.config import WorkerConfig, WorkerDescription
 from workers.constraints import Constraints
 from workers.drawing import prepare as prepare_drawing
+from workers.elementwise import prepare as prepare_elementwise
 from workers.grammar import GrammarError, Grammars
+from workers.greedy import prepare as prepare_greedy
 from workers.host_cache import HostCache
 from workers.kv_cache import KvCache, bytes_per_block
 from workers.kv_dtype import choose_kv_dtype, name_of
@@ -65,6 +67,8 @@ class Worker:
         self._attend = make_attention(config.attention, self._device.type, self._dtype, self._kv_dtype)
         if self._device.type == "cpu":
             prepare_drawing()
+            prepare_elementwise()
+            prepare_greedy()
             # After the kernels' first calls: numba starts OpenMP threads, which makes this thread forget the number.
             torch.set_num_threads(self._threads)
         self.block_size = config.block_size or PAGE_SIZE[self._device.type]
@@ -114,7 +118,7 @@ class Worker:
             dtype=str(self._dtype).removeprefix("torch."),
             kv_dtype=name_of(self._kv_dtype),
             attention=self._attend.name,
-            collectives=self.ranks.backend,
+            collectives=self.ranks.collectives,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             vocab_size=self.model.config.vocab_size,

@@ -20,6 +20,7 @@ from tests.conftest import save_tiny
 from workers.attention import Attention, Layout, check_page_size, make_attention, make_layout
 from workers.attention import varlen as varlen_module
 from workers.attention.cpu import CpuAttention
+from workers.attention.paged_chunk import Chunks, paged_chunk, paged_chunk_torch
 from workers.attention.paged_decode import paged_decode, paged_decode_torch
 from workers.kv_cache import KvCache, Pages
 from workers.linear import Linear
@@ -99,6 +100,44 @@ def test_the_decode_kernel_equals_the_plain_path(starts: list[int]) -> None:
     case = Case([(start, 1) for start in starts])
     arguments = (case.queries, case.k_pages, case.v_pages, case.layout.block_table, case.layout.seqused_k)
     torch.testing.assert_close(paged_decode(*arguments), paged_decode_torch(*arguments), atol=1e-5, rtol=1e-5)
+
+
+def chunks_of(layout: Layout) -> Chunks:
+    first_rows = (layout.counts.cumsum() - layout.counts).astype(np.int32)
+    return Chunks(first_rows, layout.counts, layout.used, layout.table)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 90)), min_size=1, max_size=4), st.sampled_from([5, 16]))
+def test_the_chunk_kernel_equals_the_plain_path(segments: Segments, block_size: int) -> None:
+    case = Case(segments, block_size)
+    results = []
+    for path in (paged_chunk, paged_chunk_torch):
+        results.append(torch.full_like(case.queries, math.nan))
+        path(case.queries, case.k_pages, case.v_pages, chunks_of(case.layout), results[-1])
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+
+
+def test_a_query_feels_nothing_of_how_its_prompt_is_cut() -> None:
+    """Bit by bit: whole, in two chunks, and beside another sequence."""
+    context = 200
+    whole = Case([(0, context)], seed=3)
+    expected = CpuAttention()(whole.queries, whole.k_pages, whole.v_pages, whole.layout)
+    tables = np.concatenate([whole.layout.table, np.zeros_like(whole.layout.table)])
+    for cut in (37, 64, 101):
+        starts, counts = np.array([cut, 0], np.int32), np.array([context - cut, 3], np.int32)
+        layout = make_layout(starts, counts, tables, BLOCK, torch.device("cpu"))
+        queries = torch.cat([whole.queries[cut:], torch.zeros(3, HEADS, DIM)])
+        out = CpuAttention()(queries, whole.k_pages, whole.v_pages, layout)
+        assert torch.equal(out[: context - cut], expected[cut:])
+
+
+def test_what_is_no_number_stays_none() -> None:
+    case = Case([(0, 80)])
+    case.k_pages.values[case.layout.table[0, 0], 1] = math.nan  # the second position's key
+    out = CpuAttention()(case.queries, case.k_pages, case.v_pages, case.layout)
+    assert out[0].isfinite().all()
+    assert out[1:].isnan().all()
 
 
 def from_pages(pages: Tensor, table: Tensor, used: int) -> Tensor:
@@ -191,6 +230,7 @@ def test_the_whole_model_on_cuda_by_shape(
     backend: str, kv_dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Load and forward with every tensor on a device that this machine need not have."""
+    folder = save_tiny(tmp_path)
     package: Any = ModuleType("flash_attn")
     package.flash_attn_varlen_func = lambda q, *_, **__: torch.empty_like(q)
     monkeypatch.setitem(sys.modules, "flash_attn", package)
@@ -203,7 +243,6 @@ def test_the_whole_model_on_cuda_by_shape(
         return torch.empty(shape, dtype=half, device=device)
 
     monkeypatch.setattr(Weights, "_read", read_outside)
-    folder = save_tiny(tmp_path)
     config, device, half = read_config(folder), torch.device("cuda:0"), torch.bfloat16
     starts, counts = (np.array(column, dtype=np.int32) for column in zip(*MIXED, strict=True))
     tables = np.arange(len(MIXED), dtype=np.int32)[:, None]

@@ -71,7 +71,9 @@ contexts_of = st.lists(st.integers(1, 60), min_size=1, max_size=6)
 def test_the_decode_kernel_equals_the_plain_path(contexts: list[int], name: str) -> None:
     case = Case(contexts, [1] * len(contexts), KV_DTYPES[name])
     arguments = (torch.cat(case.q), case.keys, case.values, case.layout.block_table, case.layout.seqused_k)
-    torch.testing.assert_close(paged_decode(*arguments), paged_decode_torch(*arguments), atol=2e-5, rtol=1e-5)
+    plain = paged_decode_torch(*arguments)
+    rounding = 2e-5 + 2e-6 * float(plain.abs().max())  # a sum's is that of its largest terms
+    torch.testing.assert_close(paged_decode(*arguments), plain, atol=rounding, rtol=1e-5)
 
 
 @settings(max_examples=40, deadline=None)

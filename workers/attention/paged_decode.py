@@ -9,6 +9,7 @@ import numba
 import numpy as np
 import torch
 from numba.extending import intrinsic, overload
+from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.kv_cache import Pages
@@ -22,8 +23,8 @@ def paged_decode(q: Tensor, k_pages: Pages, v_pages: Pages, block_table: Tensor,
     out = torch.empty_like(q)
     scale = np.float32(1.0 / math.sqrt(q.shape[2]))
     as_many_threads_as_torch()
-    arrays = (x.numpy() for x in (q.contiguous(), *_parts(k_pages), *_parts(v_pages), block_table, used, out))
-    _kernel(*arrays, scale)
+    pages = *as_arrays(k_pages), *as_arrays(v_pages)
+    _kernel(q.contiguous().numpy(), *pages, block_table.numpy(), used.numpy(), out.numpy(), scale)
     return out
 
 
@@ -47,12 +48,12 @@ _AS_BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 """numba has neither of these types on CPU: it gets their bits, by which it knows them apart."""
 
 
-def _parts(pages: Pages) -> tuple[Tensor, Tensor]:
-    """Values and scales as the kernel takes them; where there are none, ones that take no memory."""
+def as_arrays(pages: Pages) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """Values and scales as a kernel takes them; where there are none, ones that take no memory."""
     values = pages.values
     bits = _AS_BITS.get(values.dtype)
     scales = _ONE.expand(values.shape[:3]) if pages.scales is None else pages.scales
-    return values if bits is None else values.view(bits), scales
+    return (values if bits is None else values.view(bits)).numpy(), scales.numpy()
 
 
 @intrinsic
@@ -65,20 +66,20 @@ def _as_float(typing: Any, bits: Any) -> Any:
     return numba.float32(numba.uint32), build
 
 
-def _widened(value: Any) -> Any:
+def widened(value: Any) -> Any:
     """A page's element as float32, but for its scale. What it is follows from its type (see `_AS_BITS`)."""
     raise NotImplementedError("compiled only")
 
 
-_float_of_bits: Any = _as_float
+float_of_bits: Any = _as_float
 
 
-@overload(_widened, inline="always")
+@overload(widened, inline="always")
 def _compile_widened(value: Any) -> Any:
     if value == numba.uint16:  # bfloat16: the upper half of a float32
 
         def bfloat16(value: Any) -> Any:
-            return _float_of_bits(np.uint32(value) << np.uint32(16))
+            return float_of_bits(np.uint32(value) << np.uint32(16))
 
         return bfloat16
     if value == numba.int16:  # float16: its exponent is biased by 112 less
@@ -86,7 +87,7 @@ def _compile_widened(value: Any) -> Any:
         def float16(value: Any) -> Any:
             bits = np.uint32(np.uint16(value))
             sign = (bits & np.uint32(0x8000)) << np.uint32(16)
-            return _float_of_bits(sign | (bits & np.uint32(0x7FFF)) << np.uint32(13)) * np.float32(2.0**112)
+            return float_of_bits(sign | (bits & np.uint32(0x7FFF)) << np.uint32(13)) * np.float32(2.0**112)
 
         return float16
 
@@ -114,7 +115,7 @@ def _paged_decode(
                 query = q[s, h * groups + g]
                 dot = np.float32(0.0)
                 for j in range(d):
-                    dot += query[j] * _widened(key[j])
+                    dot += query[j] * widened(key[j])
                 scores[g, t] = dot * scale * worth
         for g in range(groups):
             row = scores[g]
@@ -130,7 +131,7 @@ def _paged_decode(
                 value = values[block, offset, h]
                 p = row[t] * value_scales[block, offset, h]
                 for j in range(d):
-                    acc[j] += p * _widened(value[j])
+                    acc[j] += p * widened(value[j])
             for j in range(d):
                 acc[j] /= total
 

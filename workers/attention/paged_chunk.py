@@ -1,0 +1,185 @@
+"""Attention of chunks of queries over paged KV: a numba kernel over all chunks at once, and the same in torch.
+
+A task takes some neighbouring queries of one KV head, those of all query heads that share it, as columns of panels, and
+goes through the keys before them tile by tile: scores, a step of the softmax, weighted sum (Dao and others,
+FlashAttention, 2022). A query's tiles begin at position 0 whatever its chunk: its result does not depend on how
+its prompt is cut.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from workers.attention.paged_decode import as_arrays, widened
+from workers.attention.vectors import PANEL, ROWS, scores_block, soften, values_block
+from workers.kv_cache import Pages
+from workers.threads import as_many_threads_as_torch
+
+TILE = 64
+"""Keys of a tile: it, a panel of queries and one of sums stay in the processor's first cache."""
+MOST_PANELS = 4
+"""Of a task: each tile is copied out of its pages once for all of them."""
+ENOUGH_TASKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Queries [n, columns] of int32, a chunk a row: first row of the flat batch, count, KV positions; block tables
+    [n, most]. Each of these arrays has as many rows as there are chunks."""
+
+    first_rows: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    used: NDArray[np.int32]
+    table: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def tasks(self, groups: int, kv_heads: int) -> tuple[NDArray[np.int32], int]:
+        """[tasks, 2], chunk and first of its columns, the longest first, and how many panels each has at most."""
+        columns = self.counts * groups
+        panels = MOST_PANELS
+        while panels > 1 and kv_heads * int((-(-columns // (panels * PANEL))).sum()) < ENOUGH_TASKS:
+            panels //= 2
+        per_chunk = -(-columns // (panels * PANEL))
+        chunk = np.repeat(np.arange(len(self)), per_chunk)
+        part = np.arange(len(chunk)) - np.repeat(np.cumsum(per_chunk) - per_chunk, per_chunk)
+        first = part * panels * PANEL
+        size = np.minimum(panels * PANEL, columns[chunk] - first)
+        keys = (self.used - self.counts)[chunk] + (first + size) // groups
+        order = np.argsort(-keys * size, kind="stable")
+        return np.stack([chunk, first], axis=1)[order].astype(np.int32), panels
+
+
+def paged_chunk(q: Tensor, k_pages: Pages, v_pages: Pages, chunks: Chunks, out: Tensor) -> None:
+    """q, out [tokens, heads, d], of which the chunks' rows are read and written; pages [blocks, block_size, kv heads,
+    d]. Every chunk's queries are the last of its KV positions."""
+    if q.dtype != torch.float32:
+        paged_chunk_torch(q, k_pages, v_pages, chunks, out)
+        return
+    groups = q.shape[1] // k_pages.kv_heads
+    tasks, panels = chunks.tasks(groups, k_pages.kv_heads)
+    as_many_threads_as_torch()
+    of_chunks = chunks.first_rows, chunks.counts, chunks.used, chunks.table
+    arrays = (q.contiguous().numpy(), *as_arrays(k_pages), *as_arrays(v_pages), *of_chunks, tasks, out.numpy())
+    _kernel(*arrays, panels, torch.get_num_threads(), np.float32(1.0 / math.sqrt(q.shape[2])))
+
+
+def paged_chunk_torch(q: Tensor, k_pages: Pages, v_pages: Pages, chunks: Chunks, out: Tensor) -> None:
+    """The plain path: of each chunk the pages gathered, and two exact calls of torch's own kernel."""
+    for row, count, used, table in zip(chunks.first_rows, chunks.counts, chunks.used, chunks.table, strict=True):
+        blocks = torch.from_numpy(table[: -(-used // k_pages.block_size)].astype(np.int64))
+        k, v = (pages.read(blocks, q.dtype).flatten(0, 1)[:used] for pages in (k_pages, v_pages))
+        out[row : row + count] = _chunk(q[row : row + count], k, v)
+
+
+def _chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Queries [c, heads, d] are the last c of the [s, kv heads, d] keys and values: history without and the chunk with
+    a causal mask, merged by their log-sum-exp."""
+    count, heads, head_dim = q.shape
+    history, kv_heads = k.shape[0] - count, k.shape[1]
+    groups = heads // kv_heads
+    own_k, own_v = (x[history:].repeat_interleave(groups, dim=1).transpose(0, 1).unsqueeze(0) for x in (k, v))
+    own, own_lse = _flash(q.transpose(0, 1).unsqueeze(0), own_k, own_v, causal=True)
+    if history == 0:
+        return own[0].transpose(0, 1)
+    # Without a causal mask the query heads that share a KV head are just more rows of it.
+    rows = q.view(count, kv_heads, groups, head_dim).permute(1, 2, 0, 3).reshape(1, kv_heads, groups * count, head_dim)
+    past_k, past_v = (x[:history].transpose(0, 1).unsqueeze(0) for x in (k, v))
+    past, past_lse = _flash(rows, past_k, past_v, causal=False)
+    past, past_lse = past.reshape(1, heads, count, head_dim), past_lse.reshape(1, heads, count)
+    # softmax over both parts = each part's softmax weighted by its share of the total exponential sum
+    weight = torch.sigmoid(past_lse - own_lse).unsqueeze(-1)
+    merged: Tensor = torch.lerp(own, past.to(own.dtype), weight.to(own.dtype))
+    return merged[0].transpose(0, 1)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """[1, heads, rows, d] and the log-sum-exp [1, heads, rows] of each row's scores."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    return out, lse
+
+
+_LEAST = np.float32(-1e30)
+"""Below every score, and yet a number that can be subtracted from itself."""
+
+
+def _paged_chunk(
+    q: Any,
+    keys: Any,
+    key_scales: Any,
+    values: Any,
+    value_scales: Any,
+    first_rows: Any,
+    counts: Any,
+    used: Any,
+    table: Any,
+    tasks: Any,
+    out: Any,
+    panels: Any,
+    workers: Any,
+    scale: Any,
+) -> None:
+    """Column m of a chunk is its query m // groups, of query head m % groups of those that share the KV head."""
+    heads, d = q.shape[1], q.shape[2]
+    block_size, kv_heads = keys.shape[1], keys.shape[2]
+    groups = heads // kv_heads
+    width = -(-d // ROWS) * ROWS
+    for worker in numba.prange(workers):
+        queries = np.zeros(panels * d * PANEL, dtype=np.float32)
+        sums = np.zeros(panels * width * PANEL, dtype=np.float32)
+        tops, totals = np.zeros(panels * PANEL, dtype=np.float32), np.zeros(panels * PANEL, dtype=np.float32)
+        key_tile, value_tile = np.zeros(TILE * d, dtype=np.float32), np.zeros(TILE * width, dtype=np.float32)
+        scores = np.zeros(TILE * PANEL, dtype=np.float32)
+        for task in range(worker, len(tasks) * kv_heads, workers):
+            c, first, h = tasks[task // kv_heads, 0], tasks[task // kv_heads, 1], task % kv_heads
+            row, history = first_rows[c], used[c] - counts[c]
+            columns = min(panels * PANEL, counts[c] * groups - first)
+            sums[:], tops[:], totals[:], queries[:] = 0.0, _LEAST, 0.0, 0.0
+            for m in range(columns):
+                query = q[row + (first + m) // groups, h * groups + (first + m) % groups]
+                at = m // PANEL * d * PANEL + m % PANEL
+                for j in range(d):
+                    queries[at + j * PANEL] = query[j] * scale
+            end = history + (first + columns - 1) // groups + 1
+            for start in range(0, end, TILE):
+                count = min(TILE, end - start)
+                for t in range(count):
+                    block, offset = table[c, (start + t) // block_size], (start + t) % block_size
+                    key, worth = keys[block, offset, h], key_scales[block, offset, h]
+                    for j in range(d):
+                        key_tile[t * d + j] = widened(key[j]) * worth
+                    value, worth = values[block, offset, h], value_scales[block, offset, h]
+                    for j in range(d):
+                        value_tile[t * width + j] = widened(value[j]) * worth
+                for p in range(-(-columns // PANEL)):
+                    begin = first + p * PANEL
+                    seen_by_all = history + begin // groups + 1 - start
+                    seen = min(count, history + (min(begin + PANEL, first + columns) - 1) // groups + 1 - start)
+                    if seen <= 0:
+                        continue
+                    for t in range(0, seen, ROWS):
+                        scores_block(key_tile, t * d, d, queries, p * d * PANEL, d, scores, t * PANEL)
+                    for t in range(max(0, seen_by_all), seen):
+                        # Of key t the queries before it know nothing.
+                        for m in range(min(PANEL, (start + t - history) * groups - begin)):
+                            scores[t * PANEL + m] = _LEAST
+                    soften(scores, seen, tops, totals, p * PANEL, sums, p * width * PANEL, width)
+                    for j in range(0, width, ROWS):
+                        values_block(value_tile, j, width, scores, seen, sums, (p * width + j) * PANEL)
+            for m in range(columns):
+                result = out[row + (first + m) // groups, h * groups + (first + m) % groups]
+                at = m // PANEL * width * PANEL + m % PANEL
+                for j in range(d):
+                    result[j] = sums[at + j * PANEL] / totals[m]
+
+
+_kernel: Any = numba.njit(parallel=True, fastmath={"contract"}, cache=True)(_paged_chunk)

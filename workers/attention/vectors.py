@@ -1,0 +1,221 @@
+"""Vector code for a numba kernel, written as LLVM's own instructions.
+
+LLVM's vectoriser turns only innermost loops into vectors, and keeps no block of sums in registers across the loop
+around them, which is what makes a product of matrices fast. Here both are said outright. A panel is `PANEL` numbers
+side by side, `VECTORS` registers; every array is flat, and where something is in it is said in elements.
+
+That a block of sums stays in registers: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from llvmlite import binding, ir  # type: ignore[import-untyped]
+from numba.core import cgutils as _cgutils
+from numba.core import types
+from numba.extending import intrinsic
+
+_WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
+LANES = 16 if _WIDE else 8
+VECTORS = 3
+PANEL = VECTORS * LANES
+ROWS = 8 if _WIDE else 4
+"""Rows of a block: with VECTORS each they leave a few of the 32 (without AVX-512: 16) registers for what is read."""
+
+cgutils: Any = _cgutils
+
+_FLOAT = ir.FloatType()
+_INT = ir.IntType(32)
+_FLOATS: Any = ir.VectorType(_FLOAT, LANES)
+_INTS: Any = ir.VectorType(_INT, LANES)
+
+LEAST_POWER = -126.0
+"""Of two, that is still a normal float32: what would be smaller is 0."""
+TERMS = 7
+"""Of the series of 2^x around 0: the next one is below the rounding for |x| <= 1/2."""
+
+
+def _scores_block(
+    typing: Any, rows: Any, at_row: Any, stride: Any, panel: Any, at_panel: Any, count: Any, out: Any, at_out: Any
+) -> Any:
+    """out[r] = sum over k < count of rows[r, k] * panel[k], for ROWS rows r that are `stride` apart.
+
+    panel [count, PANEL], out [ROWS, PANEL].
+    """
+    n = types.intp
+    signature = types.void(rows, n, n, panel, n, n, out, n)
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vectors = _Vectors(context, builder, signature, arguments)
+        _, at_row, stride, _, at_panel, count, _, at_out = arguments
+        places = vectors.place(0, at_row), vectors.place(3, at_panel), vectors.place(6, at_out)
+        vectors.multiply(*places, of_row=stride, of_step=vectors.number(1), count=count, add=False)
+        return context.get_dummy_value()
+
+    return signature, build
+
+
+def _values_block(
+    typing: Any, columns: Any, at_column: Any, stride: Any, panel: Any, count: Any, out: Any, at_out: Any
+) -> Any:
+    """out[c] += sum over k < count of columns[k, c] * panel[k], for ROWS columns c; the rows are `stride` apart.
+
+    panel [count, PANEL] from its beginning, out [ROWS, PANEL].
+    """
+    n = types.intp
+    signature = types.void(columns, n, n, panel, n, out, n)
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vectors = _Vectors(context, builder, signature, arguments)
+        _, at_column, stride, _, count, _, at_out = arguments
+        places = vectors.place(0, at_column), vectors.place(3, vectors.number(0)), vectors.place(5, at_out)
+        vectors.multiply(*places, of_row=vectors.number(1), of_step=stride, count=count, add=True)
+        return context.get_dummy_value()
+
+    return signature, build
+
+
+def _soften(
+    typing: Any, scores: Any, count: Any, tops: Any, totals: Any, at_top: Any, out: Any, at_out: Any, width: Any
+) -> Any:
+    """One step of a softmax that comes piece by piece (Milakov and Gimelshein, Online normalizer calculation for
+    softmax, 2018): scores [count, PANEL] become exp(score - largest so far of their column). tops and totals [PANEL],
+    the largest and the sum of each column so far, and out [width, PANEL], its weighted sum so far, are brought to that.
+    """
+    n = types.intp
+    signature = types.void(scores, n, tops, totals, n, out, n, n)
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vectors = _Vectors(context, builder, signature, arguments)
+        _, count, _, _, at_top, _, at_out, width = arguments
+        zero = vectors.number(0)
+        scores, tops, totals, out = (
+            vectors.place(index, at) for index, at in ((0, zero), (2, at_top), (3, at_top), (5, at_out))
+        )
+        old = vectors.panel(tops)
+        new = vectors.kept(old)
+        with vectors.each(count, scores) as row:
+            for vector, score in zip(new, vectors.panel(row), strict=True):
+                builder.store(vectors.larger(score, builder.load(vector)), vector)
+        top = [builder.load(vector) for vector in new]
+        shrunk = [vectors.exp(builder.fsub(before, after)) for before, after in zip(old, top, strict=True)]
+        total = vectors.kept(builder.fmul(s, t) for s, t in zip(shrunk, vectors.panel(totals), strict=True))
+        with vectors.each(count, scores) as row:
+            weights = [vectors.exp(builder.fsub(s, t)) for s, t in zip(vectors.panel(row), top, strict=True)]
+            vectors.write_panel(weights, row)
+            for vector, weight in zip(total, weights, strict=True):
+                builder.store(builder.fadd(builder.load(vector), weight), vector)
+        with vectors.each(width, out) as row:
+            vectors.write_panel([builder.fmul(x, s) for x, s in zip(vectors.panel(row), shrunk, strict=True)], row)
+        vectors.write_panel(top, tops)
+        vectors.write_panel([builder.load(vector) for vector in total], totals)
+        return context.get_dummy_value()
+
+    return signature, build
+
+
+scores_block: Any = intrinsic(_scores_block)
+values_block: Any = intrinsic(_values_block)
+soften: Any = intrinsic(_soften)
+
+
+class _Vectors:
+    """Instructions on vectors of LANES numbers, added where the builder is. What is kept over a loop is kept in what
+    LLVM turns into registers."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+        self._context, self._builder, self._signature, self._arguments = context, builder, signature, arguments
+
+    def place(self, argument: int, offset: Any) -> Any:
+        """Of an array that is an argument, the address of an element."""
+        array = self._context.make_array(self._signature.args[argument])
+        return self._builder.gep(array(self._context, self._builder, self._arguments[argument]).data, [offset])
+
+    def number(self, value: int) -> Any:
+        return ir.Constant(self._context.get_value_type(types.intp), value)
+
+    def multiply(self, left: Any, panel: Any, out: Any, *, of_row: Any, of_step: Any, count: Any, add: bool) -> None:
+        """out[r] = (out[r] +) sum over k < count of left[r * of_row + k * of_step] * panel[k], for ROWS rows r."""
+        builder = self._builder
+        rows = [builder.gep(left, [builder.mul(of_row, self.number(r))]) for r in range(ROWS)]
+        outs = [builder.gep(out, [self.number(r * PANEL)]) for r in range(ROWS)]
+        sums = [self.kept(self.panel(row) if add else [self.all_of(0.0)] * VECTORS) for row in outs]
+        with cgutils.for_range(builder, count) as loop:
+            step = builder.mul(loop.index, of_step)
+            right = self.panel(builder.gep(panel, [builder.mul(loop.index, self.number(PANEL))]))
+            for row, kept in zip(rows, sums, strict=True):
+                factor = self._spread(builder.load(builder.gep(row, [step])))
+                for vector, x in zip(kept, right, strict=True):
+                    builder.store(self.fused(factor, x, builder.load(vector)), vector)
+        for row, kept in zip(outs, sums, strict=True):
+            self.write_panel([builder.load(vector) for vector in kept], row)
+
+    def each(self, count: Any, panels: Any) -> Any:
+        """A loop over so many panels: `with` gives the address of each."""
+        return _Each(self._builder, count, panels, self.number(PANEL))
+
+    def panel(self, place: Any) -> list[Any]:
+        return [self._builder.load(p, align=4) for p in self._vectors_at(place)]
+
+    def write_panel(self, vectors: list[Any], place: Any) -> None:
+        for vector, p in zip(vectors, self._vectors_at(place), strict=True):
+            self._builder.store(vector, p, align=4)
+
+    def _vectors_at(self, place: Any) -> list[Any]:
+        offsets = (self.number(v * LANES) for v in range(VECTORS))
+        return [self._builder.bitcast(self._builder.gep(place, [o]), _FLOATS.as_pointer()) for o in offsets]
+
+    def kept(self, vectors: Any) -> list[Any]:
+        return [cgutils.alloca_once_value(self._builder, vector) for vector in vectors]
+
+    def all_of(self, value: float) -> Any:
+        return ir.Constant(_FLOATS, [ir.Constant(_FLOAT, value)] * LANES)
+
+    def _spread(self, value: Any) -> Any:
+        nothing = ir.Constant(_FLOATS, ir.Undefined)
+        first = self._builder.insert_element(nothing, value, ir.Constant(_INT, 0))
+        return self._builder.shuffle_vector(first, nothing, ir.Constant(_INTS, [ir.Constant(_INT, 0)] * LANES))
+
+    def larger(self, a: Any, b: Any) -> Any:
+        return self._builder.select(self._builder.fcmp_ordered(">", a, b), a, b)
+
+    def fused(self, a: Any, b: Any, c: Any) -> Any:
+        """a b + c"""
+        return self._call("fma", a, b, c)
+
+    def exp(self, x: Any) -> Any:
+        """e^x for x <= 0: 2^t = 2^n 2^(t - n), n the nearest integer."""
+        builder = self._builder
+        power = builder.fmul(x, self.all_of(math.log2(math.e)))
+        counts = builder.fcmp_unordered(">", power, self.all_of(LEAST_POWER))  # and what is no number stays none
+        power = builder.select(counts, power, self.all_of(0.0))
+        whole = self._call("floor", builder.fadd(power, self.all_of(0.5)))
+        part = builder.fsub(power, whole)
+        first, *others = (math.log(2) ** k / math.factorial(k) for k in reversed(range(TERMS)))
+        result = self.all_of(first)
+        for term in others:
+            result = self.fused(result, part, self.all_of(term))
+        exponent = builder.add(builder.fptosi(whole, _INTS), ir.Constant(_INTS, [ir.Constant(_INT, 127)] * LANES))
+        bits = builder.shl(exponent, ir.Constant(_INTS, [ir.Constant(_INT, 23)] * LANES))
+        result = builder.fmul(result, builder.bitcast(bits, _FLOATS))
+        return builder.select(counts, result, self.all_of(0.0))
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        kind = ir.FunctionType(_FLOATS, [_FLOATS] * len(arguments))
+        function = cgutils.get_or_insert_function(self._builder.module, kind, f"llvm.{name}.v{LANES}f32")
+        return self._builder.call(function, arguments)
+
+
+class _Each:
+    def __init__(self, builder: Any, count: Any, panels: Any, width: Any) -> None:
+        self._builder, self._panels, self._width = builder, panels, width
+        self._loop = cgutils.for_range(builder, count)
+
+    def __enter__(self) -> Any:
+        index = self._loop.__enter__().index
+        return self._builder.gep(self._panels, [self._builder.mul(index, self._width)])
+
+    def __exit__(self, *raised: Any) -> None:
+        self._loop.__exit__(*raised)
