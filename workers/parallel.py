@@ -1,6 +1,7 @@
 """Tensor parallelism: how a dimension is divided among ranks, and the three collectives that put it together again.
 
-gloo on CPU, NCCL on CUDA: the same calls. With one rank every collective is the identity and nothing is initialised.
+gloo on CPU, NCCL on CUDA: the same calls. On CPU ranks of one host take memory that they share instead. With one rank
+every collective is the identity and nothing is initialised.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workers.parts import Part, split
+from workers.shared_exchange import PLACE, SharedExchange
 from workers.stores import listening_store, store_at
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -41,6 +43,14 @@ class Ranks:
                 timeout=COLLECTIVE_TIMEOUT,
             )  # fmt: skip
             self._group = dist.group.WORLD
+        self.shared: SharedExchange | None = None
+        """Taken instead of the group where it can be."""
+        if self.backend == "gloo" and self._group is not None:
+            self.shared = SharedExchange.open(rank, size, COLLECTIVE_TIMEOUT.total_seconds(), self._group)
+
+    @property
+    def collectives(self) -> str:
+        return "shared memory" if self.shared is not None else self.backend
 
     def part(self, count: int) -> Part:
         """This rank's part of a dimension."""
@@ -48,7 +58,9 @@ class Ranks:
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over the ranks, in place."""
-        if self.size > 1:
+        if self.shared is not None and self.shared.takes(x):
+            self.shared.sum(x)
+        elif self.size > 1:
             dist.all_reduce(x, group=self._group)
         return x
 
@@ -60,8 +72,11 @@ class Ranks:
         widest = parts[0].size
         padded = x.new_zeros(x.shape[0], widest)
         padded[:, : x.shape[1]] = x
-        pieces = [torch.empty_like(padded) for _ in parts]
-        dist.all_gather(pieces, padded, group=self._group)
+        if self.shared is not None and self.shared.takes(padded) and widest <= PLACE:
+            pieces = self.shared.gather_rows(padded)
+        else:
+            pieces = [torch.empty_like(padded) for _ in parts]
+            dist.all_gather(pieces, padded, group=self._group)
         return torch.cat([piece[:, : part.size] for piece, part in zip(pieces, parts, strict=True)], dim=1)
 
     def close(self) -> None:
