@@ -12,7 +12,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) $(PIP_ARGS)
 
-.PHONY: help demo serve test test-all fuzz soak lint model clean
+.PHONY: help demo serve test test-all fuzz soak bench lint model clean
 .DEFAULT_GOAL := help
 
 help: ## what can be made
@@ -35,6 +35,9 @@ fuzz: $(STAMP) model ## 20,000 requests that are wrong, and thousands that the A
 
 soak: $(STAMP) model ## mixed load, aborts and kills for 30 minutes; ARGS="--minutes 8" for fewer
 	@$(BIN)/python -m benchmarks.soak $(ARGS)
+
+bench: $(STAMP) model ## speed on this machine, as one table with the aims beside it
+	@$(BIN)/python -m benchmarks.table $(ARGS)
 
 lint: $(STAMP) ## ruff, and mypy --strict on the four packages
 	@$(BIN)/ruff check .
