@@ -24,7 +24,7 @@ from scheduler.search import largest
 
 DELIVERY_SHARE = 0.05
 """Of a TPOT, that the allowance for delivery may take at most."""
-QUANTILES_BELOW = (0.99, 0.95, 0.9, 0.75, 0.5)
+QUANTILES_BELOW = (0.95, 0.9, 0.75, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class SloSettings:
 
     max_batched_tokens: int = 8192
     longest_s: float = math.inf
-    quantile: float = 0.995
+    quantile: float = 0.99
     delivery_s: float = 0.0
     min_progress: int = 16
     patience: int = 16
@@ -86,10 +86,11 @@ class SloBudget:
         def late(tokens: int) -> str:
             """Which deadline an iteration with so many prompt tokens would miss; none: empty."""
             share = sharing.of(tokens)
-            ends = self.cost.predict(share.features) * margin
+            planned = self.cost.predict(share.features)
+            ends = planned * margin
             if allowed is not None and ends > allowed:
                 return "deadline"
-            if ends > self.settings.longest_s and tokens > self.settings.min_progress:
+            if planned > self.settings.longest_s and tokens > self.settings.min_progress:
                 return "newcomers"
             due = min(line_due[share.completed], aside_due if share.completes_aside else math.inf)
             return "first_token" if ends > due else ""
