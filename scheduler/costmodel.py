@@ -221,5 +221,6 @@ class Scatter:
         """What the next one is within, with that probability, as far as those known tell: of n, the rank is taken from
         n + 1 (split conformal prediction), and never the largest, so that a single outlier decides nothing. Raises
         IndexError while nothing is known."""
-        rank = min(math.ceil(share * (len(self._ordered) + 1)), len(self._ordered) - 1) - 1
-        return self._ordered[min(max(0, rank), len(self._ordered) - 1)]
+        n = len(self._ordered)
+        rank = min(math.ceil(share * (n + 1)), n - 1)
+        return self._ordered[max(1, rank) - 1]

@@ -128,6 +128,23 @@ def test_a_rare_spike_is_allowed_for_where_the_quantile_asks() -> None:
     assert model.margin(0.9) == pytest.approx(1.0)
 
 
+@given(st.integers(30, 300), st.floats(0, 1), st.floats(1.5, 100.0), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
+@settings(max_examples=50, deadline=None)
+def test_a_single_outlier_decides_nothing(count: int, when: float, ratio: float, quantile: float) -> None:
+    """However few there are that tell how iterations scatter, and whatever is asked of them; two of as few do."""
+
+    def margin(outliers: set[int]) -> float:
+        model = OnlineCostModel(TRUTH, step=0.0)
+        for k in range(count):
+            model.observe(GRID[3], TRUTH.predict(GRID[3]) * (ratio if k in outliers else 1.0))
+        return model.margin(quantile)
+
+    outlier = round(when * (count - 6))  # what came just now is not yet caught up with
+    assert margin({outlier}) == pytest.approx(1.0)
+    few = quantile >= 0.99 and count < 100
+    assert not few or margin({10, 18}) == pytest.approx(ratio)
+
+
 def test_what_is_out_of_the_window_is_forgotten() -> None:
     model = OnlineCostModel(TRUTH, window=50)
     scattered(model, 1.0, 100, spread=0.5)

@@ -40,6 +40,33 @@ def test_the_budget_is_the_largest_that_ends_before_the_tightest_token_is_due() 
     assert COST.predict(taken.with_chunk(taken.prefill_tokens, 1)) > left, "one more token would be late"
 
 
+@given(st.floats(0.1, 1.0), st.floats(0.0, 0.2))
+@settings(max_examples=25, deadline=None)
+def test_a_stream_s_token_is_there_early_enough_to_be_delivered(tpot: float, delivery: float) -> None:
+    run = VirtualRun.with_policy(SloSettings(delivery_s=delivery))
+    run.add(stream("s", Promise(2, tpot)))
+    for _ in range(3):
+        run.step()
+    run.add(Request("long", prompt(8000), 1, promise=Promise(60, 1)))
+    in_time = run.scheduler.running[0].next_token_due() - run.now - min(delivery, tpot / 20)
+    run.step()
+    taken, decision = run.features[-1], run.scheduler.policy.decision
+    assert decision.allowed_s == pytest.approx(in_time)
+    assert decision.bound == "deadline"
+    assert COST.predict(taken) <= in_time < COST.predict(taken.with_chunk(taken.prefill_tokens, 1))
+
+
+def test_a_stream_that_is_late_already_is_held_to_a_pace_that_can_be_delivered() -> None:
+    run = VirtualRun.with_policy(SloSettings(delivery_s=0.002))
+    run.add(stream("s", Promise(2, 0.2)))
+    for _ in range(3):
+        run.step()
+    run.now += 5
+    run.add(Request("long", prompt(8000), 1, promise=Promise(60, 1)))
+    run.step()
+    assert run.scheduler.policy.decision.allowed_s == pytest.approx(0.2 - 0.002)
+
+
 def test_with_nothing_at_risk_the_budget_is_the_cap() -> None:
     run = VirtualRun.with_policy(SloSettings(max_batched_tokens=3000))
     run.add(Request("long", prompt(4000), 1, promise=Promise(60, 0.1)))
@@ -223,6 +250,20 @@ def test_no_iteration_is_so_long_that_a_newcomer_could_not_be_in_time() -> None:
     taken = run.features[-1]
     assert run.scheduler.policy.decision.bound == "newcomers"
     assert COST.predict(taken) <= 0.3 < COST.predict(taken.with_chunk(taken.prefill_tokens, 1))
+
+
+def test_for_newcomers_an_iteration_is_as_long_as_it_is_planned() -> None:
+    """What it might take is allowed for where a token is due, and not where somebody might come."""
+    run = VirtualRun.with_policy(SloSettings(longest_s=0.3))
+    cost, some = run.budget.cost, Features().with_chunk(0, 64)
+    for k in range(200):
+        cost.observe(some, COST.predict(some) * (2.0 if k % 20 == 10 else 1.0))
+    assert cost.margin(0.99) > 1.5
+    run.add(Request("long", prompt(4000), 1, promise=Promise(60, 1)))
+    run.step()
+    taken = run.features[-1]
+    assert run.scheduler.policy.decision.bound == "newcomers"
+    assert cost.predict(taken) <= 0.3 < cost.predict(taken.with_chunk(taken.prefill_tokens, 1))
 
 
 @pytest.mark.parametrize("count", [1, 8])
