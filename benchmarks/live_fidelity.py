@@ -27,12 +27,12 @@ from cluster.local import LocalEngine
 from cluster.loop import IterationRecord
 from cluster.simulated.cluster import simulate
 from cluster.simulated.machine import Machine
-from cluster.simulated.seen import Simulation, quantile_of
+from cluster.simulated.seen import SeenRequest, quantile_of
 from cluster.workloads import OpenLoop, PlannedRequest, RandomPrompt, poisson
 from scheduler.costmodel import CostModel
 from scheduler.request import Request
 from scheduler.roofline import Features
-from scheduler.slo import Outcome, Promise
+from scheduler.slo import Promise
 
 LONG_EVERY = 8
 """One prompt in so many is long."""
@@ -51,26 +51,7 @@ def mixed(rate: float, seconds: float, run: int) -> OpenLoop:
     return OpenLoop(planned)
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """When a request came and when its tokens did, in seconds of one clock."""
-
-    arrival: float
-    tokens: list[float]
-    promise: Promise
-
-    @property
-    def gaps(self) -> list[float]:
-        return [after - before for before, after in zip(self.tokens, self.tokens[1:], strict=False)]
-
-    @property
-    def met(self) -> bool:
-        gaps = self.gaps
-        mean, largest = (statistics.fmean(gaps), max(gaps)) if gaps else (None, None)
-        return Outcome(self.tokens[0] - self.arrival, mean, largest, self.promise).met
-
-
-def row(name: str, requests: list[Seen]) -> Row:
+def row(name: str, requests: list[SeenRequest]) -> Row:
     began = min(request.arrival for request in requests)
     ended = max(request.tokens[-1] for request in requests)
     gaps = [gap for request in requests for gap in request.gaps]
@@ -88,25 +69,24 @@ def _ms(seconds: float) -> float:
     return round(1e3 * seconds, 1)
 
 
-async def live(engine: LocalEngine, promise: Promise, load: OpenLoop, run: int) -> list[Seen]:
+async def live(engine: LocalEngine, promise: Promise, load: OpenLoop, run: int) -> list[SeenRequest]:
     began = time.monotonic()
 
-    async def serve(number: int, planned: PlannedRequest) -> Seen:
+    async def serve(number: int, planned: PlannedRequest) -> SeenRequest:
         assert isinstance(planned.prompt, RandomPrompt)  # `mixed` makes no others
         prompt = tuple(planned.prompt.token_ids())
         request = Request(f"{run}/{number}", prompt, planned.output_tokens, promise=promise)
         await asyncio.sleep(began + planned.at_s - time.monotonic())
-        arrival, tokens = time.monotonic(), []
+        seen = SeenRequest(planned, time.monotonic() - began, len(prompt), promise)
         async for delta in engine.generate(request):
-            tokens += [time.monotonic()] * len(delta.tokens)
-        return Seen(arrival - began, [token - began for token in tokens], promise)
+            seen.tokens.extend([time.monotonic() - began] * len(delta.tokens))
+        return seen
 
     return list(await asyncio.gather(*(serve(number, planned) for number, planned in enumerate(load.requests))))
 
 
-def simulated(config: EngineConfig, machine: Machine, promise: Promise, load: OpenLoop) -> list[Seen]:
-    run: Simulation = simulate(config, machine, load)
-    return [Seen(request.arrival, list(request.tokens), promise) for request in run.requests if request.tokens]
+def simulated(config: EngineConfig, machine: Machine, load: OpenLoop) -> list[SeenRequest]:
+    return [request for request in simulate(config, machine, load).requests if request.tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +120,7 @@ async def measure(options: argparse.Namespace) -> list[Row]:
     machine = Machine(base, replace(engine.info, swap_blocks=0))
     factor = statistics.median(ratios)
     for name, cost in (("simulated", base), (f"corrected x {factor:.2f}", Corrected(base, factor))):
-        served = await asyncio.to_thread(simulated, config, replace(machine, cost=cost), promise, load)
+        served = await asyncio.to_thread(simulated, config, replace(machine, cost=cost), load)
         rows.append(row(name, served))
     return [rows[0], *({**of, "over the first": _ratios(of, rows[0])} for of in rows[1:])]
 
