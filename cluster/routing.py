@@ -33,10 +33,7 @@ def takers(loops: Sequence[IterationLoop]) -> list[IterationLoop]:
 
 def choose(loops: Sequence[IterationLoop], request: Request, now: float) -> IterationLoop:
     """Of several equal ones the first. Raises RequestRefused for a class of service that is not known."""
-    if len(loops) == 1:
-        return loops[0]
-    newcomer = loops[0].scheduler.intake.newcomer(request, now)
-    return loops[Groups([loop.scheduler for loop in loops]).best(newcomer, now)]
+    return loops[Groups([loop.scheduler for loop in loops]).choose(request, now)]
 
 
 def choose_again(sequence: Sequence_, groups: Mapping[int, Scheduler], now: float) -> int:
@@ -53,6 +50,11 @@ class Groups:
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
         self._schedulers = schedulers
         self._present = [scheduler.sequences for scheduler in schedulers]
+
+    def choose(self, request: Request, now: float) -> int:
+        """As `best`. Raises RequestRefused for a class of service that is not known."""
+        first, *others = self._schedulers
+        return self.best(first.intake.newcomer(request, now), now) if others else 0
 
     def best(self, newcomer: Sequence_, now: float) -> int:
         """Of several equal ones the first."""

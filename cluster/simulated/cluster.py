@@ -233,7 +233,7 @@ class SimulatedCluster:
         seen = SeenRequest(planned, now, len(prompt), self._tuning.promises.promise(len(prompt)))
         self._keeper.came(seen)
         try:
-            self._choose(request, now).add(request)
+            self._entries[self._groups.choose(request, now)].add(request)
         except RequestRefused as refused:
             seen.refused = refused.code
             self._note_end(seen, None)
@@ -241,13 +241,6 @@ class SimulatedCluster:
         self._seen[request.request_id] = seen
         self._advance()
         return self._ends.setdefault(request.request_id, asyncio.Event())
-
-    def _choose(self, request: Request, now: float) -> IterationLoop:
-        """As `cluster.routing.choose`, of the same groups again and again."""
-        if len(self._entries) == 1:
-            return self._entries[0]
-        newcomer = self._entries[0].scheduler.intake.newcomer(request, now)
-        return self._entries[self._groups.best(newcomer, now)]
 
     # What the loops tell.
 
