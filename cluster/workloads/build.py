@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
-from typing import Any
+from typing import Any, ParamSpec
 
 from cluster.workloads.lengths import Fixed, Lengths
 from cluster.workloads.planned import Interference, PlannedRequest
 from cluster.workloads.prompts import RandomPrompt
 
-
-def requests(
-    times: Iterable[float],
-    prompt_lengths: Lengths,
-    output_lengths: Lengths,
-    *,
-    seed: int = 0,
-    shared_prefix: int = 0,
-    extra: Mapping[str, Any] | None = None,
-    kind: str = "request",
-) -> list[PlannedRequest]:
-    """As `each_request`, all at once."""
-    return list(
-        each_request(
-            times,
-            prompt_lengths,
-            output_lengths,
-            seed=seed,
-            shared_prefix=shared_prefix,
-            extra=extra,
-            kind=kind,
-        )
-    )
+P = ParamSpec("P")
 
 
 def each_request(
@@ -57,6 +35,17 @@ def each_request(
             extra=extra or {},
             kind=kind,
         )
+
+
+def _at_once(each: Callable[P, Iterator[PlannedRequest]]) -> Callable[P, list[PlannedRequest]]:
+    def all_of_them(*args: P.args, **kwargs: P.kwargs) -> list[PlannedRequest]:
+        return list(each(*args, **kwargs))
+
+    return all_of_them
+
+
+requests = _at_once(each_request)
+"""As `each_request`, all at once."""
 
 
 def interference(
