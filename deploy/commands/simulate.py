@@ -128,14 +128,13 @@ def _once(asked: Asked, html: Path | None, raw: bool, totals: bool, output: Any)
     from deploy.bench.show import show
     from deploy.simulation.telling import engine_json, engine_lines
 
-    started = time.perf_counter()
-    simulation, delay_s, run, found = _totalled(asked) if totals else _kept(asked)
+    simulation, wall_s, delay_s, run, found = _totalled(asked) if totals else _kept(asked)
     if html is not None:
         from deploy.bench.html import page
 
         html.write_text(page(run, found), encoding="utf-8")
         output.progress(f"wrote {html}")
-    told = engine_json(simulation, delay_s, time.perf_counter() - started)
+    told = engine_json(simulation, delay_s, wall_s)
     if output.as_json:
         output.json({**as_json(run, found, raw=raw), "simulated": told})
         return
@@ -144,31 +143,33 @@ def _once(asked: Asked, html: Path | None, raw: bool, totals: bool, output: Any)
         output.text(line)
 
 
-def _kept(asked: Asked) -> tuple[Simulation, float, RunRecord, Figures]:
-    """The simulation, its median scheduling delay, and the run with its figures."""
+def _kept(asked: Asked) -> tuple[Simulation, float, float, RunRecord, Figures]:
+    """The simulation, how many seconds it took here, its median scheduling delay, and the run with its figures."""
     from cluster.simulated.cluster import Noise, simulate
     from deploy.bench.figures import figures
     from deploy.simulation.telling import as_run, loop_of
 
-    load = asked.load()
-    simulation = simulate(asked.config, asked.machine(), load, Noise(asked.noise, asked.seed))
+    machine, load = asked.machine(), asked.load()
+    started = time.perf_counter()
+    simulation = simulate(asked.config, machine, load, Noise(asked.noise, asked.seed))
+    wall_s = time.perf_counter() - started
     run = as_run(simulation, {**asked.facts(), "loop": loop_of(load)})
-    return simulation, simulation.delay_quantile(0.5), run, figures(run, asked.slo())
+    return simulation, wall_s, simulation.delay_quantile(0.5), run, figures(run, asked.slo())
 
 
-def _totalled(asked: Asked) -> tuple[Simulation, float, RunRecord, Figures]:
+def _totalled(asked: Asked) -> tuple[Simulation, float, float, RunRecord, Figures]:
     """The same, without the requests."""
     from cluster.simulated.cluster import Noise, simulate_stream
     from deploy.simulation.totalled import told, totals_for
 
-    slo = asked.slo()
-    totals, simulation = simulate_stream(
-        asked.config, asked.machine(), asked.stream(), Noise(asked.noise, asked.seed), totals_for(slo)
-    )
+    slo, machine, stream = asked.slo(), asked.machine(), asked.stream()
+    started = time.perf_counter()
+    totals, simulation = simulate_stream(asked.config, machine, stream, Noise(asked.noise, asked.seed), totals_for(slo))
+    wall_s = time.perf_counter() - started
     if not totals.requests:
         raise ValueError("no request comes in that time at that rate; raise --rate or --duration")
     run, found = told(totals, simulation, slo, {**asked.facts(), "loop": "open loop"})
-    return simulation, totals.delays.quantile(0.5), run, found
+    return simulation, wall_s, totals.delays.quantile(0.5), run, found
 
 
 def _capacity(asked: Asked, seeds: range, bounds: Bounds, output: Any) -> tuple[dict[str, Any], list[str]]:
