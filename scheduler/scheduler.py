@@ -34,6 +34,7 @@ from scheduler.residents import Residents
 from scheduler.scoring import Scored, learn_scores
 from scheduler.swap import HostPool
 from scheduler.tally import PreemptionCause, Tally
+from scheduler.under_way import UnderWay
 
 __all__ = ["KV_CAPACITY", "Scheduler", "SchedulerConfig"]
 
@@ -68,7 +69,7 @@ class Scheduler:
         self._residents = Residents(config.max_running, self.pool, self.prefixes, self.host)
         self._running = self._residents.line
         self.exchange = Exchange(role, self._sequences, self._waiting, self._residents, self.pool, self.prefixes)
-        self._in_flight: dict[int, InFlight] = {}
+        self._under_way = UnderWay()
         self._ledger = Ledger()
         self._gave_way: list[str] = []
         self._iteration = 0
@@ -147,7 +148,7 @@ class Scheduler:
         one of them that the workers die of.
         """
         self._tally.losses += 1
-        for sequence in suspects(self._running, self._in_flight.values()):
+        for sequence in suspects(self._running, self._under_way):
             self._end(sequence, Finish.ERROR, f"the workers were lost {MOST_LOSSES} times while they computed this")
         for sequence in [*self._running, *(held for held in self.exchange.held if held.blocks)]:
             self._preempt(sequence, "workers_lost")
@@ -160,7 +161,7 @@ class Scheduler:
         for sequence in (*self._waiting, *self.exchange.held):
             sequence.pending = 0
             self.host.forget(sequence)
-        self._in_flight.clear()
+        self._under_way.clear()
         self.exchange.forget_workers()
         self._residents.forget_workers()
 
@@ -178,13 +179,7 @@ class Scheduler:
 
     def written(self, sequence: Sequence) -> int:
         """Tokens of a running or held sequence whose KV has been written: computed, and not only planned to be."""
-        under_way = [
-            chunk.offset
-            for in_flight in self._in_flight.values()
-            for chunk in in_flight.chunks
-            if chunk.request_id == sequence.request_id
-        ]
-        return min(under_way, default=sequence.computed)
+        return self._under_way.written(sequence)
 
     @property
     def idle(self) -> bool:
@@ -216,35 +211,27 @@ class Scheduler:
             for draft in mix.chunks:
                 draft.sequence.chunk_at = self._iteration
         decision = self.policy.decision
-        self._in_flight[plan.iteration] = InFlight(sampling, features, decision, chunks, preempted, written, scored)
+        in_flight = InFlight(sampling, features, decision, chunks, preempted, written, scored)
+        self._under_way.add(plan.iteration, in_flight)
         return plan
 
     def under_way(self, iteration: int) -> InFlight:
         """What is known of a plan that has not been committed. Raises KeyError for no such plan."""
-        return self._in_flight[iteration]
+        return self._under_way[iteration]
 
     def commit(self, result: IterationResult, now: float) -> list[Delta]:
         """Take the answer to a plan. Returns what it added to each request, with what ended meanwhile.
 
         Raises ValueError for an answer to no plan under way, or one that does not match its plan.
         """
-        under_way = self._in_flight.pop(result.iteration, None)
-        if under_way is None:
-            raise ValueError(f"result of iteration {result.iteration}, which is not under way")
-        sampling = under_way.sampling
-        if len(sampling) != len(result.tokens):
-            raise ValueError(f"{len(result.tokens)} tokens where iteration {result.iteration} samples {len(sampling)}")
-        if len(under_way.scored) != len(result.prompt_logprobs):
-            raise ValueError(
-                f"{len(result.prompt_logprobs)} prompts' chunks scored where {len(under_way.scored)} were to be"
-            )
+        under_way = self._under_way.answered(result)
         deltas = self.take_deltas()
         if under_way.scored:
             for sequence, reason in learn_scores(under_way.scored, result.prompt_logprobs):
                 self._end(sequence, Finish.ERROR, reason)
         if under_way.written:
             self.prefixes.learn(under_way.written, under_way.failed(result))
-        self._take_tokens(sampling, result, now)
+        self._take_tokens(under_way.sampling, result, now)
         added = self.take_deltas()
         return deltas + added if deltas else added
 
@@ -281,8 +268,7 @@ class Scheduler:
         batch = Batch.of(self._running, now)
         if not batch.prefills:
             return batch
-        under_way = [entry for in_flight in self._in_flight.values() for entry in in_flight.written]
-        prefills = self.prefixes.worth_computing(batch.prefills, under_way, self._iteration)
+        prefills = self.prefixes.worth_computing(batch.prefills, self._under_way.filling, self._iteration)
         return batch if prefills is batch.prefills else Batch(prefills, batch.decodes, now)
 
     # Admission.
