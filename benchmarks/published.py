@@ -1,6 +1,6 @@
 """What others published about schedulers, done again on the simulated cluster; `docs/fidelity.md` says why it differs.
 
-    python benchmarks/published.py [ITEM ...] [--seeds N] [--duration S] [--json]
+    python -m benchmarks.published [ITEM ...] [--seeds N] [--duration S] [--json]
 
 ITEM is `ablation`, `capacity`, `tile`, `distserve`, `niyama`, `mooncake` or `forward`; without one, all that need no
 file. `--conversation`, `--code` (Azure, CSV) and `--mooncake-trace` (JSON lines) give traces; without them lengths are

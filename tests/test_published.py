@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from array import array
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from benchmarks.live_fidelity import Corrected, Seen, mixed, row
+from benchmarks.live_fidelity import Corrected, mixed, row
 from benchmarks.publications.distserve import OPT_13B_COST
 from benchmarks.publications.forwards import tile
 from benchmarks.publications.mooncake import spread
@@ -16,7 +20,8 @@ from benchmarks.publications.options import Options
 from benchmarks.publications.sarathi import ablation
 from benchmarks.published import ITEMS
 from benchmarks.scaling import actor, costs, one
-from cluster.workloads import TraceRow
+from cluster.simulated.seen import SeenRequest
+from cluster.workloads import PlannedRequest, RandomPrompt, TraceRow
 from scheduler.roofline import Features
 from scheduler.slo import Promise
 
@@ -45,6 +50,16 @@ def test_distserves_model_of_a_whole_prompt() -> None:
 def test_requests_of_one_tick_are_spread_over_it() -> None:
     rows = [TraceRow(at_s, 10, 10) for at_s in (0.0, 0.0, 0.0, 3.0, 6.0, 6.0)]
     assert [row.at_s for row in spread(rows)] == [0.0, 1.0, 2.0, 3.0, 6.0, 7.5]
+
+
+def test_the_command_of_the_docs_runs_as_it_stands() -> None:
+    root = Path(__file__).parents[1]
+    command = next(line for line in (root / "docs" / "fidelity.md").read_text().splitlines() if "[ITEM ...]" in line)
+    python, *words = command.replace("[ITEM ...]", "forward --json").split()
+    assert python == "python"
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run([sys.executable, *words], cwd=root, env=alone, capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout.splitlines()[0])["item"] == "forward"
 
 
 @pytest.mark.slow
@@ -78,8 +93,12 @@ def test_runs_of_the_mixed_load_differ_in_what_prompts_say_alone() -> None:
 
 def test_figures_of_a_live_run_by_hand() -> None:
     """Tokens at 1.5, 1.6, 1.9 s of a request of 1 s, and one at 3 s of a request of 2.8 s: 4 tokens in 2 s."""
-    promise = Promise(0.4, 0.25)
-    found = row("by hand", [Seen(1.0, [1.5, 1.6, 1.9], promise), Seen(2.8, [3.0], promise)])
+
+    def seen(arrival: float, *tokens: float) -> SeenRequest:
+        planned = PlannedRequest(RandomPrompt(5, "seen"), len(tokens), arrival)
+        return SeenRequest(planned, arrival, 5, Promise(0.4, 0.25), tokens=array("d", tokens))
+
+    found = row("by hand", [seen(1.0, 1.5, 1.6, 1.9), seen(2.8, 3.0)])
     assert (found["P50 TTFT ms"], found["P99 ITL ms"]) == (200, 300)
     assert (found["tokens/s"], found["attainment"]) == (2, 0.5)
 
