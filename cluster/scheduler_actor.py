@@ -10,15 +10,13 @@ import asyncio
 import logging
 import os
 import time
-import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import ray
 
 from cluster.assembly import Common, engine_info, make_scheduler
-from cluster.condition import figures, why_not_ready
+from cluster.condition import figures
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo, EngineUnavailable
 from cluster.instruments import Instruments
@@ -30,6 +28,7 @@ from cluster.rebuild import LastingGroup, lasting_group
 from cluster.roles import group_kinds
 from cluster.routing import choose, takers
 from cluster.separation import SeparatedGroup, Separation
+from cluster.standing import Standing
 from cluster.subscribers import Subscribers
 from cluster.tuning import Tuning, apply_policy, with_outlook
 from scheduler.codec import decode_requests, encode_deltas
@@ -57,17 +56,13 @@ class SchedulerActor:
         self._name, self._namespace = name, namespace
         self._detached = detached
         self._starting: asyncio.Task[None] | None = None
-        self._life = uuid.uuid4().hex
-        self._incidents: list[str] = []
-        self._draining: str | None = None
-        self._progress = "starting"
+        self._standing = Standing()
         self._groups: list[LastingGroup] = []
         self._loops: list[IterationLoop] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._kinds = group_kinds(config)
         self._tunings: dict[Role, Tuning | None] = {}
         self._separation: Separation | None = None
-        self._info: EngineInfo | None = None
         self._instruments: Instruments | None = None
         self._subscribers = Subscribers(encode_deltas)
         self._homes: dict[str, IterationLoop] = {}
@@ -81,7 +76,7 @@ class SchedulerActor:
         if self._starting is None or self._is_over():
             self._starting = asyncio.create_task(self._start(model_dir, before))
         await asyncio.shield(self._starting)
-        return self.info()
+        return self._standing.info()
 
     def _is_over(self) -> bool:
         """Whether there is nothing, or nothing left, of what was started."""
@@ -94,21 +89,20 @@ class SchedulerActor:
         await self.close()
         self._groups, self._loops, self._tasks = [], [], []
         self._separation = None
-        self._progress = "starting"
-        config, self._info = self._config, before
-        if before is not None and not self._incidents:  # a start that failed is tried again
-            self._tell_of_restart()
+        self._standing.begin(before)
+        config = self._config
         try:
             for index, kind in enumerate(self._kinds):
                 name = group_name(self._name, self._namespace, index)
-                self._groups.append(await lasting_group(kind, index, model_dir, name, self._say_for(index), before))
+                told = self._standing.told_by("" if config.group_count == 1 else f" (group {index + 1})")
+                self._groups.append(await lasting_group(kind, index, model_dir, name, told, before))
             first = self._groups[0]
             pools = [group.num_blocks for group in self._groups]
-            self._info = engine_info(config, model_dir, first.descriptions, pools, first.transport)
-            await self._tune(trusted=before is not None)
+            info = engine_info(config, model_dir, first.descriptions, pools, first.transport)
+            info = await self._tune(info, trusted=before is not None)
             tunings = [self._tunings.get(kind.role) for kind in self._kinds]
-            self._instruments = Instruments(config, self._info.served_model_name, tunings[0], tunings)
-            self._make_loops(self._instruments)
+            self._instruments = Instruments(config, info.served_model_name, tunings[0], tunings)
+            self._make_loops(info, self._instruments)
             if config.separated:
                 await self._separate(self._instruments)
             self._tasks += [asyncio.create_task(loop.run()) for loop in self._loops]
@@ -116,13 +110,9 @@ class SchedulerActor:
             await self.close()
             raise
         self._tasks.append(asyncio.create_task(self._look_after_subscribers()))
-        self._progress = "ready"
+        self._standing.is_up(info)
         if before is not None:
             self._hold(before)
-
-    def _tell_of_restart(self) -> None:
-        self._incidents.append("the scheduler died and was started again")
-        _log.error("the scheduler died and was started again; front ends give it their requests again")
 
     async def close(self) -> None:
         for loop in self._loops:
@@ -137,13 +127,11 @@ class SchedulerActor:
             self._instruments.log.close()
 
     def progress(self) -> str:
-        return self._progress
+        return self._standing.progress
 
     def info(self) -> EngineInfo:
         """Raises EngineUnavailable before everything is up."""
-        if self._info is None or self._progress != "ready":
-            raise EngineUnavailable(f"the engine is {self._progress}")
-        return self._info
+        return self._standing.info()
 
     def promises(self, prompt_tokens: list[int]) -> list[Promise | None]:
         """What is promised by default to prompts of these lengths; None where the workers were not measured."""
@@ -157,30 +145,21 @@ class SchedulerActor:
         """Process ids of every group's ranks."""
         return [await group.pids() for group in self._groups]
 
-    def _say_for(self, index: int) -> Callable[[str], None]:
-        def say(what: str) -> None:
-            if self._progress == "ready":
-                return  # a group is being rebuilt, which is told of elsewhere
-            self._progress = what if self._config.group_count == 1 else f"{what} (group {index + 1})"
-
-        return say
-
-    async def _tune(self, trusted: bool) -> None:
-        assert self._info is not None  # known before anything is measured
+    async def _tune(self, info: EngineInfo, trusted: bool) -> EngineInfo:
+        """With what can be promised then."""
 
         def progress(done: int, of: int) -> None:
-            self._progress = f"measuring iterations ({100 * done // of} %)"
+            self._standing.progress = f"measuring iterations ({100 * done // of} %)"
 
-        self._tunings = await measure(self._config, self._info, self._kinds, self._groups, progress, trusted)
-        self._info = with_outlook(self._config, self._info, self._tunings[self._kinds[0].role])
+        self._tunings = await measure(self._config, info, self._kinds, self._groups, progress, trusted)
+        return with_outlook(self._config, info, self._tunings[self._kinds[0].role])
 
-    def _make_loops(self, instruments: Instruments) -> None:
-        assert self._info is not None  # the groups are up
+    def _make_loops(self, info: EngineInfo, instruments: Instruments) -> None:
         common = Common()
         for index, (kind, group) in enumerate(zip(self._kinds, self._groups, strict=True)):
             tuning = self._tunings[kind.role]
             scheduler = make_scheduler(
-                kind.config, self._info, tuning, role=kind.role, num_blocks=group.num_blocks, common=common
+                kind.config, info, tuning, role=kind.role, num_blocks=group.num_blocks, common=common
             )
             lasting = SeparatedGroup(group, index, lambda: self._separation) if self._config.separated else group
             self._loops.append(
@@ -200,7 +179,7 @@ class SchedulerActor:
     async def _separate(self, instruments: Instruments) -> None:
         assert instruments.transfers is not None  # those of a separated engine
         self._separation = Separation(self._loops, self._groups, time.monotonic, instruments.transfers)
-        self._progress = "linking prefill and decode groups"
+        self._standing.progress = "linking prefill and decode groups"
         await self._separation.link_all()
 
     def _pump(self) -> None:
@@ -212,7 +191,7 @@ class SchedulerActor:
     def subscribe(self, subscriber: str, instead_of: str = "", known: EngineInfo | None = None) -> EngineInfo:
         """Whatever is known of the one before is ended, unheard. `known` is what the front end knows of the engine: who
         restarted it may not have heard of the last change. Raises EngineUnavailable before everything is up."""
-        info = self.info()
+        info = self._standing.info()
         if known is not None and known.revision > info.revision:
             info = self._hold(known)
         self.unsubscribe(instead_of)
@@ -247,13 +226,12 @@ class SchedulerActor:
     async def poll(self, subscriber: str, timeout_s: float, revision: int) -> tuple[bytes, EngineInfo | None]:
         """All that is new for a subscriber: encoded deltas, or nothing where nothing came in time; and the engine's
         facts, where they are not those of the `revision` that it knows. Raises Unsubscribed."""
-        deltas, info = await self._subscribers.poll(subscriber, timeout_s), self._info
-        return deltas, info if info is not None and info.revision != revision else None
+        return await self._subscribers.poll(subscriber, timeout_s), self._standing.unless_known(revision)
 
     async def drain(self, reason: str, seconds: float) -> bool:
         """Take no more requests, from now on; let those that are there finish within `seconds`; end what is left with
         an error that its client is told. Returns whether there were any."""
-        self._draining = reason
+        self._standing.draining = reason
         any_there, until = bool(self._homes), time.monotonic() + seconds
         while self._homes and time.monotonic() < until:  # noqa: ASYNC110 - requests end in many places
             await asyncio.sleep(0.05)
@@ -269,8 +247,8 @@ class SchedulerActor:
     def _add(self, subscriber: str, request: Request, again: bool) -> None:
         if request.request_id in self._homes:
             raise RequestRefused("duplicate_request", f"request {request.request_id!r} is running already")
-        if self._draining is not None:
-            raise EngineUnavailable(self._draining)
+        if self._standing.draining is not None:
+            raise EngineUnavailable(self._standing.draining)
         loop = choose(takers(self._loops) or self._nobody(), request, time.monotonic())
         loop.add(request, again=again)
         self._homes[request.request_id] = loop
@@ -278,7 +256,7 @@ class SchedulerActor:
 
     def _nobody(self) -> NoReturn:
         failures = [loop.failure for loop in self._loops if loop.failure is not None]
-        raise EngineUnavailable(failures[0] if failures else self._progress)
+        raise EngineUnavailable(failures[0] if failures else self._standing.unavailable())
 
     def _publish(self, deltas: list[Delta]) -> None:
         for delta in deltas:
@@ -309,17 +287,17 @@ class SchedulerActor:
             "mode": self._config.mode,
             **({} if self._separation is None else {"transfers": self._separation.figures()}),
             "messages": self._subscribers.messages,
-            "not_ready": self._not_ready(),
+            "not_ready": self._standing.why_not_ready(self._loops),
             "incidents": self.incidents()[1][-MOST_INCIDENTS:],
         }
 
     def incidents(self) -> tuple[str, list[str]]:
         """What died and what became of it since this process began, which has an id of its own."""
-        return self._life, [*self._incidents, *(line for group in self._groups for line in group.incidents)]
+        return self._standing.incidents(self._groups)
 
     async def metrics(self) -> bytes:
         if self._instruments is None:
-            raise EngineUnavailable(f"the engine is {self._progress}")
+            raise EngineUnavailable(self._standing.unavailable())
         return self._instruments.expose([loop.scheduler.stats() for loop in self._loops])
 
     async def iterations(self, after: int, limit: int) -> list[dict[str, Any]]:
@@ -328,7 +306,7 @@ class SchedulerActor:
 
     async def health(self, timeout_s: float) -> str:
         """Empty after a real forward on every group; else why not."""
-        if reason := self._not_ready():
+        if reason := self._standing.why_not_ready(self._loops):
             return reason
         try:
             await asyncio.wait_for(asyncio.gather(*(loop.heartbeat() for loop in self._loops)), timeout_s)
@@ -338,22 +316,16 @@ class SchedulerActor:
             return str(error)
         return ""
 
-    def _not_ready(self) -> str:
-        if self._draining is not None or self._progress != "ready":
-            return self._draining or f"the engine is {self._progress}"
-        return why_not_ready(self._loops)
-
     def configure(self, policy: str, chunk_size: int) -> EngineInfo:
         """Every front end is told. Raises ValueError for an unknown policy."""
-        info = self.info()
+        info = self._standing.info()
         return self._hold(replace(info, policy=policy, chunk_size=chunk_size, revision=info.revision + 1))
 
     def _hold(self, wanted: EngineInfo) -> EngineInfo:
         """Have the policy of `wanted`. Raises ValueError for an unknown one."""
-        info = self.info()
+        info = self._standing.info()
         for kind, loop in zip(self._kinds, self._loops, strict=True):
             tuning = self._tunings[kind.role]
             apply_policy(loop.scheduler, kind.config, wanted.policy, wanted.chunk_size, info, tuning)
-        self._info = replace(info, policy=wanted.policy, chunk_size=wanted.chunk_size, revision=wanted.revision)
         self._subscribers.wake()
-        return self._info
+        return self._standing.hold(wanted)
