@@ -36,6 +36,13 @@ def on_loopback() -> Iterator[None]:
             os.environ[name] = given
 
 
+def start_ray(**options: Any) -> None:
+    """A quiet one of this process's own, for this machine. `options`: more of `ray.init`'s."""
+    prepare_environment()
+    with on_loopback():
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **options)
+
+
 def connect_ray(address: str | None) -> bool:
     """True where this call connected the process, so that the caller is to shut Ray down.
 
@@ -44,9 +51,7 @@ def connect_ray(address: str | None) -> bool:
     if ray.is_initialized():
         return False
     if address is None:
-        prepare_environment()
-        with on_loopback():
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        start_ray()
     else:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     return True

@@ -13,7 +13,10 @@ from ray.dag import InputNode
 from ray.exceptions import RayChannelTimeoutError
 from ray.experimental.compiled_dag_ref import CompiledDAGRef
 
+from cluster.recovery import in_words
 from cluster.worker_actor import PARK
+
+_log = logging.getLogger(__name__)
 
 MOST_UNDER_WAY = 4
 PARK_AFTER_S = 0.05
@@ -142,7 +145,8 @@ def make_transport(name: str, ranks: Sequence[ActorHandle[Any]], device: str) ->
         return ActorTransport(ranks)
     try:
         return CompiledTransport(ranks)
-    except Exception:
+    except Exception as error:  # whatever Ray finds missing on this machine
         if name == "compiled":
             raise
+        _log.warning("plans go by actor calls, for a compiled graph cannot be set up: %s", in_words(error))
         return ActorTransport(ranks)

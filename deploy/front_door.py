@@ -51,6 +51,8 @@ class BoundedHttp(HttpToolsProtocol):
     bounds: ClassVar[Bounds] = Bounds()
     _head_bytes: int | None = 0
     """Of the head that is being read; None where a body or nothing is."""
+    _behind_another: bool = False
+    """Whether a request ended in what is being read now: how much of that is of the next one's head is not known."""
     _timer: asyncio.TimerHandle | None = None
     _refused: bool = False
 
@@ -64,9 +66,10 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        self._behind_another = False
         super().data_received(data)
         if self._head_bytes is not None:
-            self._head_bytes += len(data)
+            self._head_bytes += 1 if self._behind_another else len(data)
             if self._head_bytes > self.bounds.head_bytes:
                 most = f"{self.bounds.head_bytes:,} bytes"
                 self._refuse(431, "headers_too_large", f"the headers are longer than {most}")
@@ -90,6 +93,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._cancel_timer()
+        self._behind_another = True
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:

@@ -15,13 +15,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
+
+from deploy.starter import Result, Starter
 
 CLOSE_SECONDS = 6.0
 """For the orderly part of closing, draining aside. Killing what is left after it takes a second at most."""
@@ -33,8 +35,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SWEEPS = 5
 _PR_SET_CHILD_SUBREAPER = 36
 _LONGEST = 20  # of the 107 bytes that a socket's path may have, Ray needs some 80
-
-Result = TypeVar("Result")
 
 
 class Stopped(KeyboardInterrupt):
@@ -56,8 +56,7 @@ class Lifetime:
         self.extra_seconds = 0.0
         self._closing = False
         self._ended = threading.Event()
-        self._starter: threading.Thread | None = None
-        self._outcome: Future[Any] = Future()
+        self._starter: Starter[Any] | None = None
         self._steps: list[Callable[[], object]] = []
         self._traces: list[Callable[[set[int]], object]] = []
         self._seen: set[int] = set()
@@ -75,19 +74,12 @@ class Lifetime:
 
     def run(self, start: Callable[[], Result]) -> Result:
         """What `start` returns or raises, unless a signal comes first."""
-        self._outcome = outcome = Future[Result]()
-
-        def settle_and_stay() -> None:
-            _settle(outcome, start)
-            # Ray asks the kernel to end its processes with their parent, which to the kernel is this thread.
-            self._ended.wait()
-
-        self._starter = threading.Thread(target=settle_and_stay, daemon=True)
-        self._starter.start()
-        while not outcome.done():
-            wait([outcome], timeout=0.05)  # in steps: signal handlers run between them
+        self._starter = starter = Starter(start, self._ended)
+        starter.start()
+        while not starter.outcome.done():
+            wait([starter.outcome], timeout=0.05)  # in steps: signal handlers run between them
             self._listen()  # again and again: Ray's core takes SIGTERM over when it starts, and would abort on it
-        return outcome.result()
+        return starter.outcome.result()
 
     def on_close(self, step: Callable[[], object]) -> None:
         self._steps.append(step)
@@ -129,21 +121,13 @@ class Lifetime:
             raise Stopped
 
     def _close(self) -> None:
-        self._interrupt_start()
+        if self._starter is not None:
+            # Ray waits for a process that it has begun in a way that keeps every thread of this one from running: were
+            # that process killed first, this one would stand still for half a minute.
+            self._starter.interrupt(Stopped, INTERRUPT_SECONDS)
         for step in reversed(self._steps):
             with suppress(Exception):
                 step()
-
-    def _interrupt_start(self) -> None:
-        """What is being started goes no further. Ray waits for a process that it has begun in a way that keeps every
-        thread of this one from running: were that process killed first, this one would stand still for half a minute.
-        """
-        begun = time.monotonic()
-        while self._starter is not None and not self._outcome.done() and time.monotonic() < begun + INTERRUPT_SECONDS:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._starter.ident or 0), ctypes.py_object(Stopped)
-            )
-            wait([self._outcome], timeout=0.2)
 
     def _end_by_force(self) -> None:
         """For a main thread that a signal does not reach: one that waits inside a library, or swallows it there."""
@@ -179,13 +163,6 @@ def _short_directory() -> str:
     """Where temporary files go, unless that is so long that no path of a socket in it is allowed."""
     usual = tempfile.gettempdir()
     return "/tmp" if len(usual) > _LONGEST and os.access("/tmp", os.W_OK) else usual
-
-
-def _settle(outcome: Future[Result], start: Callable[[], Result]) -> None:
-    try:
-        outcome.set_result(start())
-    except BaseException as error:
-        outcome.set_exception(error)
 
 
 def end_processes(processes: list[psutil.Process], grace_s: float = 0.5) -> None:

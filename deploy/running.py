@@ -178,7 +178,7 @@ def undeploy() -> None:
 def _start_ray(life: Lifetime, address: str | None) -> None:
     import ray
 
-    from cluster.local_ray import on_loopback, prepare_environment
+    from cluster.local_ray import start_ray
     from deploy.front_door import IMPORT_PATH, VARIABLE
 
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -187,15 +187,7 @@ def _start_ray(life: Lifetime, address: str | None) -> None:
             # A cluster of this command's own, whatever RAY_ADDRESS says and whoever else runs one on this machine.
             os.environ.pop("RAY_ADDRESS", None)
             os.environ.setdefault(VARIABLE, IMPORT_PATH)
-            prepare_environment()
-            with on_loopback():
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    _temp_dir=str(life.directory),
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                )
+            start_ray(_temp_dir=str(life.directory))
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:

@@ -6,7 +6,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cluster.engine import EngineInfo
 from deploy.api.errors import ApiError, bad_request, shorten
@@ -102,11 +102,7 @@ def make_job(
             request_id=f"{job_id}-{index * body.n + choice}",
             prompt=prompt.tokens,
             max_tokens=_max_tokens(body, len(prompt.tokens), info),
-            sampling=replace(
-                _sampling(body, seed, choice, logit_bias),
-                json_schema=json_schema,
-                end_tokens=eos_token_ids if json_schema else (),
-            ),
+            sampling=_sampling(body, seed, choice, logit_bias, json_schema, eos_token_ids),
             stop_token_ids=tuple(dict.fromkeys((*own_stops, *body.stop_token_ids))),
             age_s=max(0.0, time.monotonic() - arrived),
             promise=promise,
@@ -170,7 +166,14 @@ def _integer(value: int) -> str:
     return str(value) if value.bit_length() <= 256 else "a number of hundreds of digits"
 
 
-def _sampling(body: Sampling, seed: int, choice: int, logit_bias: tuple[tuple[int, float], ...]) -> SamplingParams:
+def _sampling(
+    body: Sampling,
+    seed: int,
+    choice: int,
+    logit_bias: tuple[tuple[int, float], ...],
+    json_schema: str,
+    eos_token_ids: tuple[int, ...],
+) -> SamplingParams:
     logprobs = body.top_logprobs_wanted if isinstance(body, (ChatRequest, CompletionRequest)) else None
     return SamplingParams(
         temperature=body.temperature,
@@ -185,6 +188,8 @@ def _sampling(body: Sampling, seed: int, choice: int, logit_bias: tuple[tuple[in
         logit_bias=logit_bias,
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs_wanted if isinstance(body, CompletionRequest) else None,
+        json_schema=json_schema,
+        end_tokens=eos_token_ids if json_schema else (),
     )
 
 

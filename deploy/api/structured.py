@@ -23,8 +23,8 @@ COMPILE_S = 10.0
 class ResponseFormats:
     """Compiles on a thread of its own, so that neither the event loop nor the tokenizing of others waits."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_bytes: int) -> None:
-        self._tokenizer, self._vocab_size, self._max_bytes = tokenizer, vocab_size, max_bytes
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_characters: int) -> None:
+        self._tokenizer, self._vocab_size, self._max_characters = tokenizer, vocab_size, max_characters
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._grammars: Grammars | None = None
 
@@ -59,8 +59,8 @@ class ResponseFormats:
     def _text(self, given: dict[str, Any]) -> str:
         try:
             text = canonical(given)
-            if len(text) > self._max_bytes:
-                raise _no_schema(f"it has {len(text)} characters, but the limit is {self._max_bytes}")
+            if len(text) > self._max_characters:
+                raise _no_schema(f"it has {len(text)} characters, but the limit is {self._max_characters}")
             validator_for(given, default=Draft202012Validator).check_schema(given)
         except SchemaError as error:
             where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from deploy.compare.configuration import Configuration
@@ -20,11 +21,10 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 def styles(configurations: Sequence[Configuration]) -> dict[str, dict[str, str]]:
     """By name, what Plotly calls a line's colour and dash. Those of one kind have its hues by turns, then dashes."""
     found: dict[str, dict[str, str]] = {}
+    drawn: Counter[str] = Counter()
     for configuration in configurations:
-        hues = HUES[configuration.kind]
-        before = sum(
-            other.kind == configuration.kind for other in configurations[: configurations.index(configuration)]
-        )
+        hues, before = HUES[configuration.kind], drawn[configuration.kind]
         dash = DASHES[before // len(hues) % len(DASHES)]
         found[configuration.name] = {"color": hues[before % len(hues)], "dash": dash}
+        drawn[configuration.kind] += 1
     return found

@@ -97,9 +97,11 @@ async def test_an_answer_may_take_longer_than_a_request(url: str) -> None:
             assert asyncio.get_running_loop().time() - began > Impatient.bounds.head_s, "or this shows nothing"
 
 
-async def test_the_start_of_a_next_request_does_not_end_the_answer_to_the_first(url: str) -> None:
+@pytest.mark.parametrize("more", [0, 2 * Impatient.bounds.head_bytes], ids=["a small body", "a body above the bound"])
+async def test_the_start_of_a_next_request_does_not_end_the_answer_to_the_first(url: str, more: int) -> None:
+    """What comes in one read is of both, and only the next one's part of it counts as its head."""
     loop = asyncio.get_running_loop()
-    body = json.dumps({**HELLO, "max_tokens": 500, "stream": True}).encode()
+    body = json.dumps({**HELLO, "max_tokens": 500, "stream": True}).encode() + b" " * more
     async with open_all([client := await connect(url)]):
         await loop.sock_sendall(client, head(len(body)) + body + b"GET /health HTTP/1.1\r\n")
         received = b""

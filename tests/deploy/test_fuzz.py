@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.config import EngineConfig
@@ -21,6 +21,7 @@ from deploy.api.schemas import ChatRequest, CompletionRequest
 from deploy.trace import chrome_trace
 from tests.deploy.conftest import in_process, until
 from tests.deploy.test_disconnect import nothing_left
+from tests.deploy.tries import tries
 from workers.tokenizer import Tokenizer
 
 NAME = "tiny"
@@ -123,14 +124,7 @@ async def check(engine: LocalEngine, client: httpx.AsyncClient, path: str, body:
 def fuzz(loop: asyncio.AbstractEventLoop, tiny: tuple[LocalEngine, httpx.AsyncClient], examples: int) -> None:
     engine, client = tiny
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-        database=None,
-        derandomize=examples < 1000,
-    )
+    @tries(examples)
     @given(requests)
     def one(request: tuple[str, dict[str, Any]]) -> None:
         asyncio.run_coroutine_threadsafe(check(engine, client, *request), loop).result()

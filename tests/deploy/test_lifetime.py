@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.lifetime import Lifetime
+from deploy.lifetime import Lifetime, Stopped
+from deploy.starter import Starter
 
 BEGIN = """
 import subprocess, sys, threading, time
@@ -114,3 +117,20 @@ life.run(start)
     assert process.stdout is not None
     assert process.stdout.read().split() == ["interrupted", "closed"]
     assert process.wait(30) == 0
+
+
+def test_an_interruption_that_comes_too_late_does_not_end_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that it has started would end with it, before anything is closed."""
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    ended = threading.Event()
+    starter = Starter(lambda: 7, ended)
+    starter.start()
+    assert starter.outcome.result(10) == 7
+    time.sleep(0.1)  # it waits now
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(starter.ident or 0), ctypes.py_object(Stopped))
+    starter.interrupt(Stopped, 1.0)
+    assert starter.is_alive()
+    ended.set()
+    starter.join(10)
+    assert not raised

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from schemathesis.checks import not_a_server_error
 
 from cluster.config import EngineConfig
@@ -19,6 +19,7 @@ from cluster.local import LocalEngine
 from deploy.api import create_api
 from tests.deploy.conftest import served, until
 from tests.deploy.test_disconnect import nothing_left
+from tests.deploy.tries import tries
 from workers.tokenizer import Tokenizer
 
 WAIT_S = 60
@@ -46,14 +47,7 @@ def try_all(url: str, examples: int) -> dict[str, int]:
 def try_one(operation: Any, examples: int) -> int:
     count = 0
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-        database=None,
-        derandomize=examples < 1000,
-    )
+    @tries(examples)
     @given(operation.as_strategy())
     def one(case: Any) -> None:
         nonlocal count
