@@ -202,7 +202,7 @@ class AsyncCluster:
                 if attempts:
                     await self._restarted()
                 await self._subscribe()
-                self.away, heard = None, self._heard
+                self.away = None
                 await self._converse()
             except ActorDiedError as error:
                 return gone(error)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -43,7 +44,13 @@ def figure(compared: Compared, run: Measured, between: tuple[float, float]) -> s
     lanes = _lanes(compared, [step for step in steps if step.end_s > 0 and step.start_s < span])
     spans = () if run.transfers is None else run.transfers.spans
     moved = [(begun - start, ended - start) for begun, ended in spans if ended > start and begun < between[1]]
-    height = TOP + ROW * (len(lanes) + bool(moved) + len(records)) + 28
+    apart = compared.configuration.kind == "alternate"
+    rows: list[Callable[[int], Iterator[str]]] = []
+    rows += [partial(_lane, label, computed, span=span, apart=apart) for label, computed in lanes]
+    if moved:  # between those that it comes from and those that it goes to
+        rows.insert(sum(label == "prefill" for label, _ in lanes), partial(_transfers, moved, span=span))
+    rows += [partial(_request, record, span=span) for record in records]
+    height = TOP + ROW * len(rows) + 28
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>{escape(compared.name)}</title><style>{_STYLE}</style>",
@@ -51,14 +58,8 @@ def figure(compared: Compared, run: Measured, between: tuple[float, float]) -> s
         f'<text class="title" x="0" y="14">{escape(compared.name)}</text>'
         f'<text x="{LEFT}" y="14">{_LEGEND}{_KV_LEGEND if moved else ""}</text>',
     ]
-    above = sum(label == "prefill" for label, _ in lanes)  # where the KV goes
-    if moved:
-        parts += _transfers(moved, TOP + ROW * above, span)
-    for number, (label, steps) in enumerate(lanes):
-        top = TOP + ROW * (number + (bool(moved) and number >= above))
-        parts += _lane(label, steps, top, span, apart=compared.configuration.kind == "alternate")
-    for number, record in enumerate(records, len(lanes) + bool(moved)):
-        parts += _request(record, TOP + ROW * number, span)
+    for number, row in enumerate(rows):
+        parts += row(TOP + ROW * number)
     parts += axis(span, height - 22)
     return "\n".join([*parts, "</svg>", ""])
 
