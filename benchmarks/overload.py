@@ -27,9 +27,9 @@ import psutil
 from cluster.config import EngineConfig
 from cluster.workloads import ClosedLoop, OpenLoop, PlannedRequest, Uniform, poisson, requests
 from deploy import running
-from deploy.bench import RunRecord, SloTargets, Target, drive, figures
+from deploy.bench import RunRecord, Target, drive, figures
 from deploy.bench.record import Outcome, RequestRecord
-from deploy.compare.promised import Promises, lengths_of
+from deploy.compare.promised import Promises, lengths_of, targets_of
 from deploy.lifetime import Lifetime
 from scheduler.slo import Promise
 
@@ -146,8 +146,7 @@ async def sustainable(target: Target) -> float:
 def promises_of(server: running.Server, load: OpenLoop) -> Promises:
     lengths = sorted(lengths_of(load))
     found = server.promises(lengths)
-    each = {n: p for n, p in zip(lengths, found, strict=True) if p is not None}
-    return Promises({n: SloTargets(p.ttft_s, p.tpot_s, p.tbt_s) for n, p in each.items()})
+    return Promises({n: targets_of(p) for n, p in zip(lengths, found, strict=True) if p is not None})
 
 
 def refused(record: RequestRecord) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from cluster.workloads import ClosedLoop, Interference, OpenLoop, PlannedRequest, Workload
 from deploy.bench.record import RequestRecord, RunRecord
 from deploy.bench.slo import SloTargets
+from scheduler.slo import Promise
 
 Change = Callable[[PlannedRequest], PlannedRequest]
 
@@ -55,6 +56,11 @@ class Promises:
             return replace(record, slo=slo) if slo else record
 
         return replace(run, requests=tuple(map(judged, run.requests)))
+
+
+def targets_of(promise: Promise) -> SloTargets:
+    """What a server has promised, as what is asked of it."""
+    return SloTargets(promise.ttft_s, promise.tpot_s, promise.tbt_s)
 
 
 def lengths_of(workload: Workload) -> set[int]:

@@ -18,6 +18,7 @@ from deploy.bench.record import RunRecord
 from deploy.bench.slo import SloTargets
 from deploy.bench.target import Target
 from deploy.compare.ground import Say, Seen, Session, Step, Transfers
+from deploy.compare.promised import targets_of
 from deploy.compare.resources import Resources
 
 WARM_UP_PROMPT, WARM_UP_OUTPUT = 512, 8
@@ -78,7 +79,7 @@ class ServedSession:
         if promise is None:  # not measured: what the operator said is all there is
             asked = (self._config.ttft_ms, self._config.tpot_ms, self._config.tbt_ms)
             return SloTargets(*(None if value is None else value / 1e3 for value in asked))
-        return SloTargets(promise.ttft_s, promise.tpot_s, promise.tbt_s)
+        return targets_of(promise)
 
     def warm_up(self, load: Workload) -> None:
         """First calls compile and allocate: a few requests for each group, as long as the load's up to a bound."""

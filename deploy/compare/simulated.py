@@ -14,7 +14,7 @@ from cluster.workloads import PlannedRequest, Workload
 from deploy.bench.monitor import Progress, Watcher
 from deploy.bench.slo import SloTargets
 from deploy.compare.ground import Ground, Seen, Session, Step, Transfers
-from deploy.compare.promised import changed
+from deploy.compare.promised import changed, targets_of
 from deploy.compare.resources import Resources
 from deploy.described import bytes_of, gpu_of, shape_of
 from deploy.simulation.telling import as_run, loop_of
@@ -59,7 +59,7 @@ class SimulatedSession:
 
     def promise(self, prompt_tokens: int) -> SloTargets:
         promise = self._promises.promise(prompt_tokens)
-        return SloTargets(promise.ttft_s, promise.tpot_s, promise.tbt_s)
+        return targets_of(promise)
 
     def warm_up(self, load: Workload) -> None:
         """Nothing here is slower the first time."""
