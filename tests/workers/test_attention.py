@@ -104,7 +104,7 @@ def test_the_decode_kernel_equals_the_plain_path(starts: list[int]) -> None:
 
 def chunks_of(layout: Layout) -> Chunks:
     first_rows = (layout.counts.cumsum() - layout.counts).astype(np.int32)
-    return Chunks(first_rows, layout.counts, layout.used, layout.table)
+    return Chunks(first_rows, layout.counts, layout.used, layout.table, KV_HEADS, HEADS // KV_HEADS)
 
 
 @settings(max_examples=40, deadline=None)

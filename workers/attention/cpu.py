@@ -18,10 +18,9 @@ from workers.kv_cache import KvCache, Pages
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """A forward's single-token segments: their rows (None: they are all there is), block tables and KV positions; and
-    its chunks."""
+    """A forward's single-token segments: their rows, block tables and KV positions; and its chunks, if it has any."""
 
-    single: Tensor | None
+    rows: Tensor
     table: Tensor
     used: Tensor
     chunks: Chunks | None
@@ -33,32 +32,32 @@ class CpuAttention:
 
     def __init__(self, kv_dtype: torch.dtype = torch.float32) -> None:
         """Compiles the kernels (or loads them from numba's cache), so that no request has to wait for that."""
-        self._parts: OncePerForward[_Parts] = OncePerForward(_parts)
+        self._parts: OncePerForward[[int, int], _Parts] = OncePerForward(_parts)
         [(keys, values)] = KvCache(1, 1, 2, 1, 8, kv_dtype, torch.device("cpu")).layers
         one = torch.ones(1, dtype=torch.int32)
         paged_decode(torch.zeros(1, 1, 8), keys, values, torch.zeros(1, 1, dtype=torch.int32), one)
         queries, two = torch.zeros(2, 1, 8), np.full(1, 2, np.int32)
-        chunk = Chunks(np.zeros(1, np.int32), two, two, np.zeros((1, 1), np.int32))
+        chunk = Chunks(np.zeros(1, np.int32), two, two, np.zeros((1, 1), np.int32), 1, 1)
         paged_chunk(queries, keys, values, chunk, torch.empty_like(queries))
 
     def __call__(self, q: Tensor, k_pages: Pages, v_pages: Pages, layout: Layout) -> Tensor:
-        parts = self._parts.of(layout, k_pages.block_size)
-        if parts.single is None:
+        parts = self._parts.of(layout, q.shape[1], k_pages.kv_heads)
+        if parts.chunks is None:
             return paged_decode(q, k_pages, v_pages, parts.table, parts.used)
         out = torch.empty_like(q)
-        if len(parts.single):
-            out[parts.single] = paged_decode(q[parts.single], k_pages, v_pages, parts.table, parts.used)
-        if parts.chunks is not None:
-            paged_chunk(q, k_pages, v_pages, parts.chunks, out)
+        if len(parts.rows):
+            out[parts.rows] = paged_decode(q[parts.rows], k_pages, v_pages, parts.table, parts.used)
+        paged_chunk(q, k_pages, v_pages, parts.chunks, out)
         return out
 
 
-def _parts(layout: Layout, block_size: int) -> _Parts:
+def _parts(layout: Layout, heads: int, kv_heads: int) -> _Parts:
     single = layout.counts == 1
-    if single.all():
-        return _Parts(None, layout.block_table, layout.seqused_k, None)
     first_rows = (layout.counts.cumsum() - layout.counts).astype(np.int32)
     which = torch.from_numpy(single.nonzero()[0])
     rows = torch.from_numpy(first_rows[single].astype(np.int64))
-    chunks = Chunks(*(column[~single] for column in (first_rows, layout.counts, layout.used, layout.table)))
+    chunks = None
+    if not single.all():
+        columns = (column[~single] for column in (first_rows, layout.counts, layout.used, layout.table))
+        chunks = Chunks(*columns, kv_heads=kv_heads, groups=heads // kv_heads)
     return _Parts(rows, layout.block_table[which], layout.seqused_k[which], chunks)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from workers.attention.base import Layout
 
+P = ParamSpec("P")
 Made = TypeVar("Made")
 
 
-class OncePerForward(Generic[Made]):
-    """Of the latest layout it was asked for, and of pages with so many tokens in a block."""
+class OncePerForward(Generic[P, Made]):
+    """Of the latest layout it was asked for; what else `make` takes is the same in all layers."""
 
-    def __init__(self, make: Callable[[Layout, int], Made]) -> None:
+    def __init__(self, make: Callable[Concatenate[Layout, P], Made]) -> None:
         self._make = make
         self._layout: Layout | None = None
         self._made: Made | None = None
 
-    def of(self, layout: Layout, block_size: int) -> Made:
+    def of(self, layout: Layout, /, *args: P.args, **kwargs: P.kwargs) -> Made:
         if self._made is None or self._layout is not layout:
-            self._layout, self._made = layout, self._make(layout, block_size)
+            self._layout, self._made = layout, self._make(layout, *args, **kwargs)
         return self._made

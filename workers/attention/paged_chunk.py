@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numba
@@ -30,31 +31,32 @@ MOST_PANELS = 4
 ENOUGH_TASKS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chunks:
-    """Queries [n, columns] of int32, a chunk a row: first row of the flat batch, count, KV positions; block tables
-    [n, most]. Each of these arrays has as many rows as there are chunks."""
+    """Of each chunk, int32 [n]: its first row in the flat batch, its queries, its KV positions; and block tables [n,
+    most]. `groups` query heads share each of the `kv_heads`."""
 
     first_rows: NDArray[np.int32]
     counts: NDArray[np.int32]
     used: NDArray[np.int32]
     table: NDArray[np.int32]
+    kv_heads: int
+    groups: int
 
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    def tasks(self, groups: int, kv_heads: int) -> tuple[NDArray[np.int32], int]:
-        """[tasks, 2], chunk and first of its columns, the longest first, and how many panels each has at most."""
-        columns = self.counts * groups
+    @cached_property
+    def tasks(self) -> tuple[NDArray[np.int32], int]:
+        """Of every KV head, [tasks, 2], chunk and first of its columns, the longest first, and how many panels each has
+        at most. The same in all layers."""
+        columns = self.counts * self.groups
         panels = MOST_PANELS
-        while panels > 1 and kv_heads * int((-(-columns // (panels * PANEL))).sum()) < ENOUGH_TASKS:
+        while panels > 1 and self.kv_heads * int((-(-columns // (panels * PANEL))).sum()) < ENOUGH_TASKS:
             panels //= 2
         per_chunk = -(-columns // (panels * PANEL))
-        chunk = np.repeat(np.arange(len(self)), per_chunk)
+        chunk = np.repeat(np.arange(len(columns)), per_chunk)
         part = np.arange(len(chunk)) - np.repeat(np.cumsum(per_chunk) - per_chunk, per_chunk)
         first = part * panels * PANEL
         size = np.minimum(panels * PANEL, columns[chunk] - first)
-        keys = (self.used - self.counts)[chunk] + (first + size) // groups
+        keys = (self.used - self.counts)[chunk] + (first + size) // self.groups
         order = np.argsort(-keys * size, kind="stable")
         return np.stack([chunk, first], axis=1)[order].astype(np.int32), panels
 
@@ -65,8 +67,7 @@ def paged_chunk(q: Tensor, k_pages: Pages, v_pages: Pages, chunks: Chunks, out: 
     if q.dtype != torch.float32:
         paged_chunk_torch(q, k_pages, v_pages, chunks, out)
         return
-    groups = q.shape[1] // k_pages.kv_heads
-    tasks, panels = chunks.tasks(groups, k_pages.kv_heads)
+    tasks, panels = chunks.tasks
     as_many_threads_as_torch()
     of_chunks = chunks.first_rows, chunks.counts, chunks.used, chunks.table
     arrays = (q.contiguous().numpy(), *as_arrays(k_pages), *as_arrays(v_pages), *of_chunks, tasks, out.numpy())

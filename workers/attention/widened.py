@@ -23,7 +23,7 @@ class WidenedAttention:
     def __init__(self, kernel: Attention) -> None:
         self.name = kernel.name
         self._kernel = kernel
-        self._read: OncePerForward[tuple[Tensor, Layout]] = OncePerForward(_renumbered)
+        self._read: OncePerForward[[int], tuple[Tensor, Layout]] = OncePerForward(_renumbered)
 
     def __call__(self, q: Tensor, k_pages: Pages, v_pages: Pages, layout: Layout) -> Tensor:
         blocks, renumbered = self._read.of(layout, k_pages.block_size)
