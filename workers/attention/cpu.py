@@ -58,6 +58,6 @@ def _parts(layout: Layout, heads: int, kv_heads: int) -> _Parts:
     rows = torch.from_numpy(first_rows[single].astype(np.int64))
     chunks = None
     if not single.all():
-        columns = (column[~single] for column in (first_rows, layout.counts, layout.used, layout.table))
-        chunks = Chunks(*columns, kv_heads=kv_heads, groups=heads // kv_heads)
+        firsts, counts, used, table = (x[~single] for x in (first_rows, layout.counts, layout.used, layout.table))
+        chunks = Chunks(firsts, counts, used, table, kv_heads, heads // kv_heads)
     return _Parts(rows, layout.block_table[which], layout.seqused_k[which], chunks)
