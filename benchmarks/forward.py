@@ -1,6 +1,6 @@
 """How close a forward comes to what the processor can do: decode, prefill, and the two in one.
 
-    python benchmarks/forward.py [--rounds 7] [--json]
+    python -m benchmarks.forward [--rounds 7] [--json]
 
 One worker in this process, the embedded model. In each round everything is measured in turn, and what is compared is
 compared within the round; the medians of the rounds' ratios are printed, with the absolute values beside them.
@@ -15,15 +15,15 @@ compared within the round; the medians of the rounds' ratios are printed, with t
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from benchmarks.command import run_rounds
 from scheduler.plan import Admission, Forward, IterationPlan, Segment
 from scheduler.sampling import SamplingParams
 from workers.checkpoint import resolve
@@ -34,8 +34,6 @@ GREEDY = SamplingParams(temperature=0.0)
 CONTEXT, PROMPT, CHUNK = 128, 2048, 64
 SLOTS = 33
 """32 streams and the prompt."""
-
-
 LAYERS, HEADS, HEAD_DIM = 30, 9, 64
 OF_PRODUCTS = 2 * 106_168_320 * PROMPT
 """Operations: two for each of the layers' weights and each token."""
@@ -142,15 +140,15 @@ class Bench:
 
     # Plans.
 
-    def fill(self, slots: object, tokens: int, computed: int | None = None) -> None:
+    def fill(self, slots: Iterable[int], tokens: int, computed: int | None = None) -> None:
         """Admit a sequence to each slot and compute its first `computed` tokens (None: all, and sample one)."""
-        for slot in list(slots):  # type: ignore[call-overload]
+        for slot in slots:
             self._plan(admissions=(Admission(slot, tuple(range(1000, 1000 + tokens)), tokens, GREEDY),))
             if count := tokens if computed is None else computed:
                 self.run(Forward(chunks=(self.segment(slot, 0, count, computed is None),)))
 
-    def empty(self, slots: object) -> None:
-        self._plan(releases=tuple(slots))  # type: ignore[arg-type]
+    def empty(self, slots: Iterable[int]) -> None:
+        self._plan(releases=tuple(slots))
 
     def segment(self, slot: int, start: int, count: int, sample: bool) -> Segment:
         """With all the blocks that the slot may need, the first time."""
@@ -172,7 +170,7 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def measure(rounds: int) -> dict[str, object]:
+def measure(rounds: int) -> dict[str, Any]:
     bench = Bench()
     bench.seconds()  # whatever is done for the first time
     taken = [bench.seconds() for _ in range(rounds)]
@@ -192,16 +190,8 @@ def measure(rounds: int) -> dict[str, object]:
     return {"threads": torch.get_num_threads(), "rounds": rounds, "rows": rows}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    result = measure(arguments.rounds)
-    if arguments.json:
-        print(json.dumps(result, indent=2))
-        return
-    for row in result["rows"]:  # type: ignore[attr-defined]
+def show(result: dict[str, Any]) -> None:
+    for row in result["rows"]:
         ms = " / ".join(f"{value:,.1f}" for value in row["ms"])
         print(
             f"{row['measure']:<58}{row['ratio']:>7.3f}  {row['target']:<14}{'' if row['holds'] else 'MISSED':<8}{ms} ms"
@@ -209,4 +199,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_rounds(__doc__, 7, measure, show)

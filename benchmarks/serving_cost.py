@@ -13,9 +13,7 @@ decodes and then as many streams are read from the server; what is compared is c
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
 import sys
 import time
@@ -25,6 +23,7 @@ from typing import Any
 import httpx
 import psutil
 
+from benchmarks.command import run_rounds
 from benchmarks.forward import CONTEXT, Bench
 from cluster.config import EngineConfig
 from cluster.workloads import ClosedLoop, Fixed, requests
@@ -133,18 +132,13 @@ def show(result: dict[str, Any]) -> None:
     print(f"idle, all together: {result['idle_total']:.1%}, at most {IDLE_SHARE:.0%}{verdict}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+def serve_and_measure(rounds: int) -> dict[str, Any]:
     config = EngineConfig(policy="chunked", profile_seconds=0, num_blocks=1024)
     address = running.Address("127.0.0.1", 0)
     with Lifetime() as life:
         server = life.run(lambda: running.start(life, config, address, say=lambda line: print(line, file=sys.stderr)))
-        result = asyncio.run(measure(server, arguments.rounds))
-    print(json.dumps(result, indent=2)) if arguments.json else show(result)
+        return asyncio.run(measure(server, rounds))
 
 
 if __name__ == "__main__":
-    main()
+    run_rounds(__doc__, 5, serve_and_measure, show)

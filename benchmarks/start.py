@@ -8,33 +8,35 @@ is what the worker's process has resident, against its weights and its whole KV 
 
 from __future__ import annotations
 
-import argparse
-import json
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import torch
 
+from benchmarks.command import run_rounds
 from deploy.ports import check_port
+from workers.attention import PAGE_SIZE
 from workers.checkpoint import resolve
+from workers.kv_cache import bytes_per_block
+from workers.model import read_config
 
 START_AT_MOST_S, MEMORY_AT_MOST = 30.0, 1.3
 LONGEST_S = 240.0
-KV_BLOCKS = 1024
-KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4
-"""Of the embedded model in float32: layers, keys and values, KV heads, their dimension."""
-BLOCK = 16
+MODEL, KV_BLOCKS = "smollm2", 1024
 
 
-def round_of(weight_bytes: int) -> dict[str, float]:
+def round_of(held_bytes: int) -> dict[str, float]:
+    """`held_bytes`: of weights and KV."""
     port = check_port("127.0.0.1", 0)
-    options = ["--port", str(port), "--num-blocks", str(KV_BLOCKS)]
+    options = ["--model", MODEL, "--port", str(port), "--num-blocks", str(KV_BLOCKS)]
     began = time.monotonic()
     server = subprocess.Popen(
         [sys.executable, "-m", "deploy.cli", "serve", *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -49,26 +51,29 @@ def round_of(weight_bytes: int) -> dict[str, float]:
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
-    pool = KV_BLOCKS * BLOCK * KV_BYTES_PER_TOKEN
-    return {"start_s": first_token, "memory": resident / (weight_bytes + pool), "resident_mib": resident / 2**20}
+    return {"start_s": first_token, "memory": resident / held_bytes, "resident_mib": resident / 2**20}
 
 
 def until_first_token(url: str, server: subprocess.Popen[bytes]) -> float:
-    """When it came, on the monotonic clock. Raises RuntimeError."""
-    until = time.monotonic() + LONGEST_S
-    body = {"prompt": "The first token", "max_tokens": 1, "temperature": 0}
+    """When it came, on the monotonic clock. Raises RuntimeError with the server's last answer."""
+    until, last = time.monotonic() + LONGEST_S, "there was no answer"
+    body = {"model": MODEL, "prompt": "The first token", "max_tokens": 1, "temperature": 0}
     while time.monotonic() < until and server.poll() is None:
         with suppress(httpx.HTTPError):
             answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False)
             if answer.status_code == 200:
                 return time.monotonic()
+            last = answer.text
+            if answer.status_code == 400:
+                break
         time.sleep(0.1)
-    raise RuntimeError("no token came")
+    raise RuntimeError(f"no token came: {last}")
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    weight_bytes = sum(path.stat().st_size for path in resolve("smollm2").glob("*.safetensors"))
-    taken = [round_of(weight_bytes) for _ in range(rounds)]
+    folder = resolve(MODEL)
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    taken = [round_of(weights + pool_bytes(folder)) for _ in range(rounds)]
     medians = {name: statistics.median(each[name] for each in taken) for name in taken[0]}
     return {
         "rounds": rounds,
@@ -82,19 +87,18 @@ def measure(rounds: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    result = measure(arguments.rounds)
-    if arguments.json:
-        print(json.dumps(result, indent=2))
-        return
-    for what, name in (("seconds to the first token", "start"), ("resident / (weights + KV pool)", "memory")):
-        value, most = (result["start_s"], START_AT_MOST_S) if name == "start" else (result["memory"], MEMORY_AT_MOST)
-        print(f"{what:<34}{value:>7} at most {most:g}{'' if result[f'{name}_holds'] else '  MISSED'}")
+def pool_bytes(folder: Path) -> int:
+    config = read_config(folder)
+    head_dim = config.hidden_size // config.num_attention_heads
+    heads, layers = config.num_key_value_heads, config.num_hidden_layers
+    return KV_BLOCKS * bytes_per_block(layers, PAGE_SIZE["cpu"], heads, head_dim, torch.float32)
+
+
+def show(result: dict[str, Any]) -> None:
+    for what, name, unit in (("to the first token", "start", "_s"), ("resident / (weights + KV pool)", "memory", "")):
+        verdict = "" if result[f"{name}_holds"] else "  MISSED"
+        print(f"{what:<34}{result[name + unit]:>7}{unit[1:]:<2} at most {result[f'{name}_at_most{unit}']:g}{verdict}")
 
 
 if __name__ == "__main__":
-    main()
+    run_rounds(__doc__, 3, measure, show)

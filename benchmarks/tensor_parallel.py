@@ -9,8 +9,6 @@ there for the other, which has twice as many KV heads (3 are not divided evenly 
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
 import statistics
@@ -20,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.command import run_rounds
 from benchmarks.forward import CONTEXT, Bench
 from deploy.ports import check_port
 from scheduler.plan import Forward
@@ -82,15 +81,7 @@ def measure(rounds: int) -> dict[str, Any]:
     return {"rounds": rounds, "streams": STREAMS, "ranks": RANKS, "rows": rows}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    result = measure(arguments.rounds)
-    if arguments.json:
-        print(json.dumps(result, indent=2))
-        return
+def show(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         spent, step = row["ms"]
         verdict = "" if row["holds"] else "  MISSED"
@@ -100,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_rounds(__doc__, 5, measure, show)

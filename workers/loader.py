@@ -52,7 +52,8 @@ class Weights:
         tensor: Tensor = self._where[name].get_slice(name)[where]
         self.bytes_read += tensor.numel() * tensor.element_size()
         self._note(self.bytes_read)
-        return tensor.to(device=self._device, dtype=self._dtype).contiguous()
+        # In memory of its own: as part of a file that is mapped it would keep all of that file mapped.
+        return torch.empty(tensor.shape, dtype=self._dtype, device=self._device).copy_(tensor)
 
 
 def checkpoint_dtype(folder: Path) -> torch.dtype:
