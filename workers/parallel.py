@@ -68,15 +68,14 @@ class Ranks:
         """[rows, this rank's part of `total`] of every rank, side by side: [rows, total]. Parts may be uneven."""
         if self.size == 1:
             return x
-        parts = split(total, self.size)
+        x, parts = x.contiguous(), split(total, self.size)
         widest = parts[0].size
+        if self.shared is not None and self.shared.takes(x) and widest <= PLACE:
+            return self.shared.gather_columns(x, parts)
         padded = x.new_zeros(x.shape[0], widest)
         padded[:, : x.shape[1]] = x
-        if self.shared is not None and self.shared.takes(padded) and widest <= PLACE:
-            pieces = self.shared.gather_rows(padded)
-        else:
-            pieces = [torch.empty_like(padded) for _ in parts]
-            dist.all_gather(pieces, padded, group=self._group)
+        pieces = [torch.empty_like(padded) for _ in parts]
+        dist.all_gather(pieces, padded, group=self._group)
         return torch.cat([piece[:, : part.size] for piece, part in zip(pieces, parts, strict=True)], dim=1)
 
     def close(self) -> None:

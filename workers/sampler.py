@@ -105,8 +105,8 @@ def _adjust_row(scores: Tensor, row: Row) -> None:
         seen = torch.from_numpy(np.unique(row.tokens).astype(np.int64)).to(scores.device)
         old = scores[seen]
         scores[seen] = torch.where(old > 0, old / p.repetition_penalty, old * p.repetition_penalty)
-    generated, counts = np.unique(row.tokens[row.prompt_tokens :], return_counts=True)
-    if len(generated) and (p.presence_penalty or p.frequency_penalty):
+    if p.presence_penalty or p.frequency_penalty:
+        generated, counts = np.unique(row.tokens[row.prompt_tokens :], return_counts=True)
         index = torch.from_numpy(generated.astype(np.int64)).to(scores.device)
         times = torch.from_numpy(counts.astype(np.float32)).to(scores.device)
         scores[index] -= p.presence_penalty + p.frequency_penalty * times

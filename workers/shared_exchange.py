@@ -25,6 +25,8 @@ from numba.core import types as _types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from workers.parts import Part
+
 types: Any = _types
 
 PLACE = 1 << 20
@@ -46,7 +48,7 @@ class PeerGone(RuntimeError):
 
 
 class SharedExchange:
-    """`size` ranks; each of their turns is taken by all of them, with as many numbers."""
+    """`size` ranks; each of their turns is taken by all of them."""
 
     def __init__(self, rank: int, size: int, memory: mmap.mmap, timeout_s: float) -> None:
         self._rank, self._size, self._timeout_s = rank, size, timeout_s
@@ -86,25 +88,28 @@ class SharedExchange:
         flat = x.view(-1)
         for start in range(0, flat.numel(), PLACE):
             piece = flat[start : start + PLACE]
-            first, second, *others = self._exchange(piece)
+            first, second, *others = self._exchange(piece)[:, : piece.numel()]
             torch.add(first, second, out=piece)
             for other in others:
                 piece.add_(other)
 
-    def gather_rows(self, x: Tensor) -> list[Tensor]:
-        """x [rows, n] of every rank, in the order of the ranks. Raises PeerGone."""
-        at_once = max(1, PLACE // x.shape[1])
-        pieces = [[place.clone() for place in self._exchange(part.reshape(-1))] for part in torch.split(x, at_once)]
-        return [torch.cat(of_rank).view(x.shape) for of_rank in zip(*pieces, strict=True)]
+    def gather_columns(self, x: Tensor, parts: list[Part]) -> Tensor:
+        """x [rows, this rank's part] of every rank, side by side; a row of each fits its place. Raises PeerGone."""
+        out = x.new_empty(len(x), parts[-1].stop)
+        at_once = PLACE // max(part.size for part in parts)
+        for rows, into in zip(torch.split(x, at_once), torch.split(out, at_once), strict=True):
+            for place, part in zip(self._exchange(rows.reshape(-1)), parts, strict=True):
+                into[:, part.start : part.stop] = place[: len(rows) * part.size].view(len(rows), part.size)
+        return out
 
-    def _exchange(self, numbers: Tensor) -> list[Tensor]:
-        """Those of every rank, to be read before the turn after the next."""
-        half, count = self._places[self._turn % 2], numbers.numel()
-        half[self._rank, :count] = numbers
+    def _exchange(self, numbers: Tensor) -> Tensor:
+        """[ranks, PLACE], every rank's place beginning with its numbers, to be read before the turn after the next."""
+        half = self._places[self._turn % 2]
+        half[self._rank, : numbers.numel()] = numbers
         self._turn += 1
         if not _arrive(self._counters, self._rank, self._turn, self._size):
             self._wait()
-        return [half[rank, :count] for rank in range(self._size)]
+        return half
 
     def _wait(self) -> None:
         began = looked = time.monotonic()

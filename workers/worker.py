@@ -256,8 +256,6 @@ class Worker:
 
     def _row(self, slot: int, params: SamplingParams, slots: Slots) -> Row:
         tokens, prompt = slots.tokens[slot, : slots.lengths[slot]], int(slots.prompt_lengths[slot])
-        if not params.json_schema:
-            return Row(params, tokens, prompt)
         try:
             return Row(params, tokens, prompt, self._constraints.allowed(slot, tokens[prompt:]))
         except GrammarError as error:

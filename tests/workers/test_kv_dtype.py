@@ -6,13 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numba
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.conftest import save_tiny
@@ -20,7 +22,7 @@ from tests.workers.driver import Driver, driver_on, loaded
 from tests.workers.test_attention import dense
 from tests.workers.test_parity import WHOLE, prompt_of
 from workers.attention import Layout, make_attention, make_layout
-from workers.attention.paged_decode import paged_decode, paged_decode_torch
+from workers.attention.paged_decode import as_arrays, paged_decode, paged_decode_torch, widened
 from workers.attention.widened import WidenedAttention
 from workers.kv_cache import KvCache, Pages, bytes_per_block
 from workers.kv_dtype import KV_DTYPES, choose_kv_dtype, coded
@@ -84,6 +86,26 @@ def test_chunks_and_decodes_read_the_same(segments: list[tuple[int, int]], name:
     attend = make_attention("cpu", "cpu", kv_dtype=KV_DTYPES[name])
     out = attend(torch.cat(case.q), case.keys, case.values, case.layout)
     torch.testing.assert_close(out, case.expected(), atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_every_finite_number_is_widened_exactly(name: str) -> None:
+    """By the kernels' code, and by that in plain Python."""
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(KV_DTYPES[name])
+    every = every[every.float().isfinite()]
+    bits, _ = as_arrays(Pages(every.view(-1, 1, 1, 1)))
+    kernels = compiled_widened(bits.ravel())
+    assert np.array_equal(kernels.view(np.uint32), every.float().numpy().view(np.uint32))
+    some = slice(None, None, 97)
+    assert np.array_equal([widened(x) for x in bits.ravel()[some]], kernels[some])
+
+
+@numba.njit
+def compiled_widened(elements: NDArray[Any]) -> NDArray[np.float32]:
+    out = np.empty(len(elements), dtype=np.float32)
+    for i in range(len(elements)):
+        out[i] = widened(elements[i])
+    return out
 
 
 @pytest.mark.parametrize("name", KV_DTYPES)

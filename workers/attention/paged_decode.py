@@ -67,8 +67,11 @@ def _as_float(typing: Any, bits: Any) -> Any:
 
 
 def widened(value: Any) -> Any:
-    """A page's element as float32, but for its scale. What it is follows from its type (see `_AS_BITS`)."""
-    raise NotImplementedError("compiled only")
+    """A page's element, of numpy, as float32, but for its scale. What it is follows from its type (see `_AS_BITS`).
+    Kernels are compiled with what is below instead."""
+    if value.dtype == np.uint16:
+        return (np.uint32(value) << np.uint32(16)).view(np.float32)
+    return np.float32(value.view(np.float16) if value.dtype == np.int16 else value)
 
 
 float_of_bits: Any = _as_float
