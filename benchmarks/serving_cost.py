@@ -115,6 +115,7 @@ async def measure(server: running.Server, rounds: int) -> dict[str, Any]:
         "busy_share_of_a_processor": {name: round(share, 4) for name, share in sorted(busy.items())},
         "idle_share_of_a_processor": {name: round(share, 4) for name, share in sorted(quiet.items())},
         "idle_total": round(sum(quiet.values()), 3),
+        "idle_at_most": IDLE_SHARE,
         "idle_holds": sum(quiet.values()) <= IDLE_SHARE,
     }
 

@@ -47,14 +47,14 @@ def sample(logits: Tensor, rows: list[Row]) -> list[Sampled]:
     if not rows:
         return []
     scores = logits.float()
-    best, healthy = likeliest(scores)
-    adjusted = _adjust(scores, rows)
-    tokens = np.zeros(len(rows), dtype=np.int64)
-    greedy = [i for i, row in enumerate(rows) if row.params.greedy]
+    tokens, healthy = likeliest(scores)
+    touched = [i for i, row in enumerate(rows) if row.allowed is not None or _adjusts(row.params)]
+    adjusted = _adjust(scores, rows, touched) if touched else scores
+    greedy = [i for i in touched if rows[i].params.greedy]
     plain = [i for i, row in enumerate(rows) if not row.params.greedy and not _filters(row.params)]
     filtered = [i for i, row in enumerate(rows) if not row.params.greedy and _filters(row.params)]
     if greedy:
-        tokens[greedy] = best[greedy] if adjusted is scores else likeliest(_take(adjusted, greedy))[0]
+        tokens[greedy], _ = likeliest(_take(adjusted, greedy))
     if plain:
         tokens[plain] = _draw(_take(adjusted, plain), rows, plain).cpu().numpy()
     if filtered:
@@ -81,11 +81,8 @@ def _filters(p: SamplingParams) -> bool:
     return p.top_k > 0 or p.top_p < 1 or p.min_p > 0
 
 
-def _adjust(scores: Tensor, rows: list[Row]) -> Tensor:
+def _adjust(scores: Tensor, rows: list[Row], touched: list[int]) -> Tensor:
     """Bias and penalties, and -inf for what is not allowed, on the rows that have any of it."""
-    touched = [i for i, row in enumerate(rows) if row.allowed is not None or _adjusts(row.params)]
-    if not touched:
-        return scores
     scores = scores.clone()
     for i in touched:
         _adjust_row(scores[i], rows[i])
