@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -115,7 +116,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows, failures = [], []
-    wanted = [(name, read, []) for name, read in BENCHMARKS]
+    wanted: list[tuple[str, Callable[[dict[str, Any]], list[Row]], list[str]]] = [
+        (name, read, []) for name, read in BENCHMARKS
+    ]
     if arguments.peer_env:
         peers = [option for pair in arguments.peer_env for option in ("--peer-env", pair)]
         wanted.append(("peers", beside_peers, peers))
