@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -22,6 +23,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     worker = loaded(save_tiny(tmp_path_factory.mktemp("tiny")), blocks=20, max_running=4, threads=1)
     yield worker
     worker.close()
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="what is mapped is looked up in /proc")
+def test_the_checkpoint_is_not_mapped_any_more(tmp_path: Path) -> None:
+    """One tensor that is a part of the mapped file would keep the whole file in the process's memory."""
+    worker = Worker(WorkerConfig(str(save_tiny(tmp_path)), threads=1))
+    worker.load()
+    mapped = Path("/proc/self/maps").read_text(encoding="utf-8")
+    worker.close()
+    assert str(tmp_path) not in mapped
 
 
 ENTER = (Admission(0, (1, 2, 3), 3, GREEDY),)
