@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from scheduler.gate import OnInfeasible
-from scheduler.slo import LONGEST_PROMISE_S, OWN_CLASSES, Promise
+from scheduler.slo import LONGEST_PROMISE_S, OWN_CLASSES, SHORTEST_PROMISE_S, Promise
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -39,7 +39,7 @@ def parse_classes(value: object) -> object:
     return classes
 
 
-Milliseconds = Annotated[float, Field(gt=0, le=LONGEST_PROMISE_S * 1e3, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(ge=SHORTEST_PROMISE_S * 1e3, le=LONGEST_PROMISE_S * 1e3, allow_inf_nan=False)]
 
 
 class SloPromise(BaseModel):
@@ -68,7 +68,7 @@ def _not_reserved(classes: dict[str, Any]) -> dict[str, Any]:
 SloClasses = Annotated[dict[str, Factor | SloPromise], BeforeValidator(parse_classes), AfterValidator(_not_reserved)]
 """Classes of service by name: a factor on the default promise, or a promise of its own."""
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0, le=2**60)]
 PolicyName = Literal["whole", "alternate", "chunked", "slo"]
 
 
@@ -107,7 +107,7 @@ class EngineConfig(BaseModel):
     max_model_len: int | None = Field(default=None, ge=2)
     block_size: int | None = Field(default=None, ge=1)
     kv_memory: Bytes | None = None
-    num_blocks: int | None = Field(default=None, ge=1)
+    num_blocks: int | None = Field(default=None, ge=1, le=2**40)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     prefix_caching: bool = True
     preempt: Literal["recompute", "swap"] = "recompute"
@@ -146,6 +146,12 @@ class EngineConfig(BaseModel):
     def highest_tp(self) -> int:
         """Ranks of the largest group."""
         return max(self.prefill_tp or self.tp, self.decode_tp or self.tp) if self.separated else self.tp
+
+    @model_validator(mode="after")
+    def _pool_is_sized_once(self) -> EngineConfig:
+        if self.kv_memory is not None and self.num_blocks is not None:
+            raise ValueError("--kv-memory and --num-blocks both say how large the KV pool is; choose one")
+        return self
 
     @model_validator(mode="after")
     def _swap_is_possible(self) -> EngineConfig:

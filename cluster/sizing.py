@@ -100,4 +100,6 @@ def _check_fits(blocks: int, ranks: Sequence[WorkerDescription]) -> None:
 
 def size(count: int) -> str:
     """Of bytes, for a person."""
+    if count < 2**20:
+        return f"{count / 2**10:.1f} KiB"
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

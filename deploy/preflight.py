@@ -86,4 +86,5 @@ def _check_host_memory(config: EngineConfig, model_dir: Path, kv_bytes_per_token
     try:
         swap_blocks(config, [rank], kv_blocks(config, [rank]))
     except ValueError as error:
-        raise CommandError(str(error)) from None
+        asked_for = (config.kv_memory, config.num_blocks, config.swap_memory) != (None, None, None)
+        raise CommandError(str(error), 2 if asked_for else 1) from None

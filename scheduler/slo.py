@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 LONGEST_PROMISE_S = 24 * 3600.0
+SHORTEST_PROMISE_S = 1e-6
+"""That a request or an operator may ask for: less rounds to nothing in what is computed with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,10 @@ class Promise:
         return self.tpot_s if self.tbt_s is None else min(self.tpot_s, self.tbt_s)
 
     def stretched(self, factor: float) -> Promise:
-        """The same promise with every time `factor` as long, up to the longest there is."""
+        """The same promise with every time `factor` as long, between the shortest and the longest there are."""
 
         def stretch(value: float) -> float:
-            return min(value * factor, LONGEST_PROMISE_S)
+            return min(max(value * factor, SHORTEST_PROMISE_S), LONGEST_PROMISE_S)
 
         return Promise(stretch(self.ttft_s), stretch(self.tpot_s), None if self.tbt_s is None else stretch(self.tbt_s))
 

@@ -17,6 +17,7 @@ from deploy.api.authentication import Authentication, key_of
 from deploy.api.body import read_body
 from deploy.api.boundary import Boundary
 from deploy.api.choice import Choice
+from deploy.api.description import describe_bodies
 from deploy.api.echo import Echo
 from deploy.api.errors import ApiError, install_error_handlers, shorten
 from deploy.api.formats import ChatFormat, CompletionFormat, Format
@@ -55,11 +56,13 @@ def create_api(
         app.add_middleware(Authentication, keys=settings.api_keys)
     app.add_middleware(Boundary, answer_ids=answer_ids)
     install_error_handlers(app, settings.retry_after_s)
-    for path, endpoint, schema in (
-        ("/v1/completions", api.completions, CompletionRequest),
-        ("/v1/chat/completions", api.chat_completions, ChatRequest),
-    ):
-        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=_documented(schema))
+    bodies: dict[str, tuple[Callable[..., Any], type[Sampling]]] = {
+        "/v1/completions": (api.completions, CompletionRequest),
+        "/v1/chat/completions": (api.chat_completions, ChatRequest),
+    }
+    for path, (endpoint, _) in bodies.items():
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
+    describe_bodies(app, {path: schema for path, (_, schema) in bodies.items()})
     look_ups: tuple[tuple[str, Callable[..., Any]], ...] = (
         ("/v1/models", api.models),
         ("/v1/models/{model:path}", api.model),
@@ -209,9 +212,3 @@ class Api:
             for request, echo in zip(job.requests, before, strict=True)
         ]
         return Answer(self._engine, form, choices, body, self._settings)
-
-
-def _documented(schema: type[Sampling]) -> dict[str, Any]:
-    """The body's schema for /docs, since it is read and checked by our own code rather than the framework's."""
-    body = {"content": {"application/json": {"schema": schema.model_json_schema()}}, "required": True}
-    return {"requestBody": body}

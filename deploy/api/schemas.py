@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from deploy.api.errors import ApiError, bad_request, shorten
 from deploy.api.fields import drop_what_asks_for_nothing
 from scheduler.sampling import MAX_LOGPROBS
-from scheduler.slo import LONGEST_PROMISE_S
+from scheduler.slo import LONGEST_PROMISE_S, SHORTEST_PROMISE_S
 
 MAX_N = 128
 """OpenAI's bound on choices for one prompt."""
@@ -29,7 +29,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool = False
 
 
-_Milliseconds = Annotated[float, Field(gt=0, le=LONGEST_PROMISE_S * 1e3)]
+_Milliseconds = Annotated[float, Field(ge=SHORTEST_PROMISE_S * 1e3, le=LONGEST_PROMISE_S * 1e3)]
 
 
 class SloNumbers(Strict):
@@ -88,11 +88,22 @@ class Sampling(Strict):
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
 
 
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SHAPES: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        _TOKENS,
+        {"type": "array", "items": _TOKENS, "minItems": 1},
+    ]
+}
+
+
 class CompletionRequest(Sampling):
     """`prompt` is checked by hand (`prompts.parse_prompts`), because it may be long and has four shapes. With `echo`
     its text comes before the completion, which may be empty then, and its log-probabilities before those of that."""
 
-    prompt: Any
+    prompt: Any = Field(json_schema_extra=_PROMPT_SHAPES)
     max_tokens: int | None = Field(default=None, ge=0)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)

@@ -64,7 +64,7 @@ class _Running:
         if self._promises is None:
             lengths = set().union(*(lengths_of(load.workload) for load in self._plan.loads))
             self._promises = Promises.of(lengths, session.promise)
-            self._pinned |= session.pinned
+            self._pinned |= {**session.pinned, "kv_memory": None}  # a pool is sized in one way
             self._found.promised = self._promises.common
             self._found.ttft_by_length = self._promises.ttft_by_length
             self._found.facts = session.facts

@@ -44,6 +44,16 @@ def complaint(capfd: pytest.CaptureFixture[str], *arguments: str, code: int) -> 
         (["serve", "--chunk-size", "many"], ["--chunk-size", "integer"]),
         (["serve", "--policy", "fastest"], ["--policy", "chunked", "fastest"]),
         (["serve", "--kv-memory", "lots"], ["--kv-memory", "2GiB"]),
+        (["serve", "--kv-memory", "9" * 40 + "GiB"], ["--kv-memory", "less than"]),
+        (["serve", "--kv-memory", "1GiB", "--num-blocks", "5"], ["--kv-memory", "--num-blocks", "choose one"]),
+        (["serve", "--device", "cpu", "--port", "0", "--kv-memory", "1KiB"], ["--kv-memory", "720.0 KiB"]),
+        (["serve", "--device", "cpu", "--port", "0", "--num-blocks", "99999999999"], ["--num-blocks", "is free"]),
+        (["serve", "--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "nan"]),
+        (["serve", "--gpu-memory-utilization", "1.5"], ["--gpu-memory-utilization", "1.5"]),
+        (
+            ["serve", "--device", "cpu", "--port", "0", "--preempt", "swap", "--swap-memory", "1KiB"],
+            ["1.0 KiB of host memory", "--swap-memory"],
+        ),
         (["serve", "--port", "http"], ["--port", "integer"]),
         (["serve", "--port", "70000"], ["--port", "65535"]),
         (["serve", "--drain-seconds", "-1"], ["--drain-seconds"]),
@@ -85,7 +95,7 @@ def test_a_model_that_is_not_supported(capfd: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_more_kv_memory_than_there_is(capfd: pytest.CaptureFixture[str], smollm2_dir: Path) -> None:
-    line = complaint(capfd, "serve", "--kv-memory", "900TiB", "--port", "0", code=1)
+    line = complaint(capfd, "serve", "--kv-memory", "900TiB", "--port", "0", code=2)
     assert "--kv-memory" in line
     assert "free" in line
 

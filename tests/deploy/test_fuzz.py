@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,9 @@ async def tiny(tiny_model_dir: Path) -> AsyncIterator[tuple[LocalEngine, httpx.A
     await engine.close()
 
 
-async def check(engine: LocalEngine, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
-    """`json.dumps` writes NaN, lone surrogates (escaped) and integers of any length, as a hostile client would."""
+async def check(engine: LocalEngine, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> int:
+    """The status. `json.dumps` writes NaN, lone surrogates (escaped) and integers of any length, as a hostile client
+    would."""
     content = json.dumps(body)
     answer = await asyncio.wait_for(
         client.post(path, content=content, headers={"content-type": "application/json"}), WAIT_S
@@ -119,27 +121,35 @@ async def check(engine: LocalEngine, client: httpx.AsyncClient, path: str, body:
     else:
         assert '"error"' not in answer.text.split("data: ")[-2 if body.get("stream") is True else -1], answer.text
     await asyncio.wait_for(until(lambda: nothing_left(engine)), WAIT_S)
+    return answer.status_code
 
 
-def fuzz(loop: asyncio.AbstractEventLoop, tiny: tuple[LocalEngine, httpx.AsyncClient], examples: int) -> None:
+def fuzz(loop: asyncio.AbstractEventLoop, tiny: tuple[LocalEngine, httpx.AsyncClient], examples: int) -> Counter[int]:
+    """So many requests. Returns the statuses that came."""
     engine, client = tiny
+    statuses: Counter[int] = Counter()
 
     @tries(examples)
     @given(requests)
     def one(request: tuple[str, dict[str, Any]]) -> None:
-        asyncio.run_coroutine_threadsafe(check(engine, client, *request), loop).result()
+        statuses[asyncio.run_coroutine_threadsafe(check(engine, client, *request), loop).result()] += 1
 
     one()
+    return statuses
 
 
 async def test_requests_that_are_wrong(tiny: tuple[LocalEngine, httpx.AsyncClient]) -> None:
-    await asyncio.to_thread(fuzz, asyncio.get_running_loop(), tiny, 300)
+    done = await asyncio.to_thread(fuzz, asyncio.get_running_loop(), tiny, 300)
+    assert done.total() >= 300
+    assert min(done[200], done[400]) > 30, done
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 async def test_twenty_thousand_requests_that_are_wrong(tiny: tuple[LocalEngine, httpx.AsyncClient]) -> None:
-    await asyncio.to_thread(fuzz, asyncio.get_running_loop(), tiny, 20_000)
+    done = await asyncio.to_thread(fuzz, asyncio.get_running_loop(), tiny, 20_000)
+    assert done.total() >= 20_000
+    print(dict(done))
 
 
 @settings(max_examples=300, deadline=None)

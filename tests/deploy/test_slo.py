@@ -74,6 +74,7 @@ async def test_what_was_asked_for(
         ({"ttft_ms": 1000}, "slo.tpot_ms"),
         ({"ttft_ms": 0, "tpot_ms": 100}, "slo.ttft_ms"),
         ({"ttft_ms": -1, "tpot_ms": 100}, "slo.ttft_ms"),
+        ({"ttft_ms": 1e-323, "tpot_ms": 100}, "slo.ttft_ms"),
         ({"ttft_ms": "2000", "tpot_ms": 100}, "slo.ttft_ms"),
         ({"ttft_ms": 1e30, "tpot_ms": 100}, "slo.ttft_ms"),
         ({"ttft_ms": 1000, "tpot_ms": 100, "tbt_ms": False}, "slo.tbt_ms"),
