@@ -123,6 +123,14 @@ def stands_alone(content: str, plots: int) -> None:
     assert not re.search(r"""(?:src|href)=|url\(|@import|https?:""", without_plotly)
 
 
+def test_a_pool_that_is_given_in_bytes_is_the_same_for_all() -> None:
+    base = EngineConfig(model="Llama-3.1-8B", groups=2, kv_memory="8GiB")
+    plan = Plan(base, configurations(FEW, [128]), [Load("", interference(4, 512))])
+    found = compare(plan, simulated_on("A100-80", base))
+    pools = {of.resources.kv_tokens for of in found.compared if of.resources is not None}
+    assert (len(found.finished), pools) == (len(FEW), {2 * 2**33 // 2**17})
+
+
 def test_several_splits_of_the_same_groups(capfd: pytest.CaptureFixture[str]) -> None:
     asked = ["--configurations", "separated", "--groups", "4", "--splits", "1:3,2:2,1:1", "--long", "2048"]
     found = told(capfd, *asked)

@@ -1,4 +1,4 @@
-"""Requests that give way in the middle and come back: what a client gets is what it gets where there is room for all."""
+"""Requests that give way in the middle and come back: a client gets what it gets where there is room for all."""
 
 from __future__ import annotations
 
