@@ -128,7 +128,7 @@ def test_a_pool_that_is_given_in_bytes_is_the_same_for_all() -> None:
     plan = Plan(base, configurations(FEW, [128]), [Load("", interference(4, 512))])
     found = compare(plan, simulated_on("A100-80", base))
     pools = {of.resources.kv_tokens for of in found.compared if of.resources is not None}
-    assert (len(found.finished), pools) == (len(FEW), {2 * 2**33 // 2**17})
+    assert (len(found.finished), pools) == (len(FEW), {2**33 // 2**17})
 
 
 def test_several_splits_of_the_same_groups(capfd: pytest.CaptureFixture[str]) -> None:
