@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from scheduler.plan import IterationPlan, IterationResult
-from scheduler.progress import InFlight, Served, TokenTiming
+from scheduler.progress import InFlight, Served, Timings
 from scheduler.request import Delta
 from scheduler.roofline import Features
 
@@ -34,7 +34,7 @@ class IterationRecord(NamedTuple):
     started: float
     ended: float
     deltas: list[Delta]
-    timings: list[TokenTiming]
+    timings: Timings
     served: list[Served]
 
     @property

@@ -52,7 +52,8 @@ class IterationLoop:
     from the tokens it has; without one, or once that gives up, every request is ended with the reason.
 
     `overlap` plans are under way at once: 2 hides scheduling behind the forward, at the cost of at most one discarded
-    token for a sequence that turns out to be finished. `publish` gets the deltas of an iteration in one call.
+    token for a sequence that turns out to be finished. `publish` gets the deltas of an iteration in one call;
+    None: nobody reads tokens, so that most are not told to the observer either, but for their timings.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class IterationLoop:
         executor: Executor,
         *,
         clock: Callable[[], float],
-        publish: Publish,
+        publish: Publish | None,
         observer: Observer | None = None,
         predict: Predict | None = None,
         overlap: int = 1,
@@ -72,6 +73,8 @@ class IterationLoop:
         self._executor = executor
         self._clock = clock
         self._publish = publish
+        if publish is None:
+            scheduler.leave_tokens_untold()
         self._observer = observer
         self._predict = predict
         self._overlap = overlap
@@ -276,6 +279,8 @@ class IterationLoop:
             self._observer.ends(deltas, served)
 
     def _publish_if_any(self, deltas: list[Delta]) -> None:
+        if self._publish is None:
+            return
         if self._probes:
             deltas = [delta for delta in deltas if not delta.request_id.startswith(PROBE_PREFIX)]
         if deltas:

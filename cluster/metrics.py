@@ -79,7 +79,10 @@ class EngineMetrics:
         self._chunk.observe(record.prefill_tokens)
         self._batch.observe(record.decodes)
         self._prompt_tokens.inc(record.prefill_tokens)
-        for timing in record.timings:
+        for sequences, gap_s in record.timings.together:
+            for _ in sequences:
+                self._gap.observe(gap_s)
+        for timing in record.timings.others:
             if not timing.request_id.startswith(PROBE_PREFIX):
                 self._observe_timing(timing)
         self.observe_ends(record.deltas, record.served)

@@ -66,8 +66,7 @@ class Groups:
         if len(everybody) <= FORECASTS + HOLDERS:
             return list(everybody)
         present = list(map(len, self._present))
-        shortest = sorted(everybody, key=present.__getitem__)[:FORECASTS]
-        return sorted({*shortest, *self._holders(newcomer)})
+        return sorted({*_smallest(present, FORECASTS), *self._holders(newcomer)})
 
     def _holders(self, newcomer: Sequence_) -> list[int]:
         """Those that hold the most of the prompt, from its first block on, the first of equal ones."""
@@ -83,6 +82,20 @@ class Groups:
                 holding = [index for index in holding if self._schedulers[index].pool in pools]
             most = [*holding[:HOLDERS], *(index for index in most if index not in holding[:HOLDERS])][:HOLDERS]
         return most
+
+
+def _smallest(values: Sequence[int], count: int) -> list[int]:
+    """The places of the `count` smallest values, the first of equal ones: those of one value after those of another,
+    since a thousand groups have only so many numbers of sequences."""
+    found: list[int] = []
+    for value in sorted(set(values)):
+        place = -1
+        for _ in range(min(values.count(value), count - len(found))):
+            place = values.index(value, place + 1)
+            found.append(place)
+        if len(found) == count:
+            break
+    return found
 
 
 def _rank(scheduler: Scheduler, newcomer: Sequence_, now: float) -> tuple[float, int, int]:

@@ -19,10 +19,45 @@ ROOM = 1.05
 """A relaxed promise is a little more than what was predicted, or noise alone would break it."""
 
 
+class Present(NamedTuple):
+    """Who is there where a newcomer comes: how many streams, their contexts in all, the pace of the tightest, the
+    prompts with when they are due and their tokens left, the lengths of all that run, and the tokens of all prompts."""
+
+    streams: int
+    contexts: int
+    pace_s: float
+    prompts: Seq[tuple[float, int]]
+    lengths: int
+    tokens_to_compute: int
+
+    @classmethod
+    def of(cls, running: Seq[Sequence], waiting: Seq[Sequence]) -> Present:
+        streams, contexts, pace, prompts, lengths = 0, 0, LONGEST_PROMISE_S, list[tuple[float, int]](), 0
+        promise: Promise | None = None
+        for sequence in running:  # spelled out: this is asked of everybody in many groups for each request
+            length = len(sequence.tokens) + sequence.pending
+            lengths += length
+            if sequence.computed < sequence.prefill_target:
+                prompts.append((sequence.next_token_due(), length - sequence.computed))
+                continue
+            streams += 1
+            contexts += sequence.computed
+            if sequence.promise is not promise:  # most have one in common
+                promise = sequence.promise
+                pace = min(pace, promise.pace_s)
+        prompts += [(sequence.next_token_due(), sequence.length - sequence.computed) for sequence in waiting]
+        return cls(streams, contexts, pace, prompts, lengths, sum([left for _, left in prompts]))
+
+    def ahead_of(self, due: float) -> int:
+        """Tokens of prompts that go before one that is due then."""
+        return sum([left for at, left in self.prompts if at <= due])
+
+
 class Queue(NamedTuple):
     """What a newcomer finds: sequences that hold a slot, those that wait for one, what is free, and how many of its
     tokens have KV already."""
 
+    present: Present
     running: Seq[Sequence]
     waiting: Seq[Sequence]
     free_slots: int
@@ -88,28 +123,33 @@ class Gate:
 
     def forecast(self, newcomer: Sequence, queue: Queue, now: float) -> Forecast:
         """As if nobody came after it: the prompts that are due before it go first, in chunks that the streams allow."""
-        found = _Found.of(queue, newcomer.next_token_due())
-        decodes = Features(decodes=found.streams, decode_context=found.contexts)
-        predict, margin = self._solver.cost.predict, self._margin()
-        total, offset = found.ahead + newcomer.length - queue.cached_tokens, newcomer.length // 2
+        there = queue.present
+        decodes = Features(decodes=there.streams, decode_context=there.contexts)
+        predict, margin, pace_s = self._solver.cost.predict, self._margin(), there.pace_s
+        length = newcomer.length
+        total, offset = there.ahead_of(newcomer.next_token_due()) + length - queue.cached_tokens, length // 2
+
+        known: dict[int, float] = {}
 
         def iteration(chunk: int) -> float:
-            return predict(decodes.with_chunk(offset, chunk))
+            if chunk not in known:
+                known[chunk] = predict(decodes.with_chunk(offset, chunk))
+            return known[chunk]
 
         most = min(total, self._solver.cap)
-        chunk = largest(lambda c: iteration(c) * margin <= found.pace_s, most, 1, self._chunk)
+        chunk = largest(lambda c: iteration(c) * margin <= pace_s, most, 1, self._chunk)
         if chunk < most:
             self._chunk = chunk
         iterations, whole = math.ceil(total / chunk), iteration(chunk)
         step = predict(decodes)
         # What is under way when it comes has to end first: half of an iteration on the average.
-        under_way = (whole if found.prompts else step) / 2 if queue.running else 0.0
+        under_way = (whole if there.prompts else step) / 2 if queue.running else 0.0
         wait = self._wait(newcomer, queue, step)
         age = now - newcomer.arrival
-        sharing, lengths = len(queue.running), found.lengths
+        sharing, lengths = len(queue.running), there.lengths
         if queue.elsewhere is not None:
             sharing, lengths = len(queue.elsewhere), sum([s.length for s in queue.elsewhere])
-        sharing, lengths = sharing + 1, lengths + newcomer.length
+        sharing, lengths = sharing + 1, lengths + length
         shared = Features(decodes=sharing, decode_context=lengths // sharing * sharing)
         return Forecast(age + max(wait, under_way) + iterations * whole, wait, self._streams.cost.predict(shared))
 
@@ -130,40 +170,6 @@ class Gate:
         if slots > 0 and queue.running:  # more wait than run: they go through in rounds
             steps += steps * slots // len(queue.running)
         return steps * step
-
-
-class _Found(NamedTuple):
-    """What there is where a newcomer comes: how many streams, their contexts in all, the pace of the tightest, how many
-    prompts, their tokens that go before a newcomer's, and the lengths of all that run."""
-
-    streams: int
-    contexts: int
-    pace_s: float
-    prompts: int
-    ahead: int
-    lengths: int
-
-    @classmethod
-    def of(cls, queue: Queue, due: float) -> _Found:
-        streams, contexts, pace, prompts, ahead, lengths = 0, 0, LONGEST_PROMISE_S, len(queue.waiting), 0, 0
-        promise: Promise | None = None
-        for sequence in queue.running:  # spelled out: this is asked of everybody in many groups for each request
-            length = len(sequence.tokens) + sequence.pending
-            lengths += length
-            if sequence.computed >= sequence.prefill_target:
-                streams += 1
-                contexts += sequence.computed
-                if sequence.promise is not promise:  # most have one in common
-                    promise = sequence.promise
-                    pace = min(pace, promise.pace_s)
-                continue
-            prompts += 1
-            if sequence.next_token_due() <= due:
-                ahead += length - sequence.computed
-        for sequence in queue.waiting:
-            if sequence.next_token_due() <= due:
-                ahead += sequence.length - sequence.computed
-        return cls(streams, contexts, pace, prompts, ahead, lengths)
 
 
 def _refusal(asked: Promise, forecast: Forecast) -> RequestRefused:

@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
-from scheduler.progress import Served, TokenTiming, outcome_of
-from scheduler.request import Delta, Finish, Sequence, TokenLogprob
+from collections.abc import Sequence as Seq
+
+from scheduler.progress import Served, Timings, Together, TokenTiming, outcome_of
+from scheduler.request import Delta, Finish, Phase, Sequence, TokenLogprob
 
 _made = tuple.__new__
+_PLAIN = Delta("")[3:]
 
 
 class Ledger:
     """Deltas, timings and outcomes in the order in which they came."""
 
     def __init__(self) -> None:
+        self.read = True
+        """Whether somebody reads the tokens. Where nobody does, deltas with no more than one in them are not made."""
         self._deltas: list[Delta] = []
-        self._timings: list[TokenTiming] = []
+        self._timings = Timings()
         self._served: list[Served] = []
         self._before, self._now, self._gap = 0.0, 0.0, 0.0
+
+    def book_together(self, sampling: Seq[Sequence], tokens: Seq[int], now: float) -> list[tuple[int, Sequence, int]]:
+        """Add their tokens to the sequences that just go on, at the pace of the first: with a token before, and more
+        to come. Returns the others, untouched, with their places and tokens.
+
+        That is nearly everybody in nearly every iteration, so that nothing more is done for each than has to be.
+        """
+        before = sampling[0].last_token_at if sampling else None
+        gap = 0.0 if before is None else now - before
+        together: list[Sequence] = []
+        others, running = [], Phase.RUNNING
+        for place, (sequence, token) in enumerate(zip(sampling, tokens, strict=True)):
+            known = sequence.tokens
+            if (
+                sequence.last_token_at is not before
+                or before is None
+                or sequence.phase is not running
+                or len(known) + 1 >= sequence.final_length
+                or token in sequence.stop_token_ids
+            ):
+                others.append((place, sequence, token))
+                continue
+            known.append(token)
+            sequence.pending -= 1
+            sequence.last_token_at = now
+            if gap > sequence.largest_gap_s:
+                sequence.largest_gap_s = gap
+            together.append(sequence)
+        if together:
+            self._timings.together.append(Together(together, gap))
+            if self.read:
+                self._deltas += [_made(Delta, (s.request_id, (s.tokens[-1],), (), *_PLAIN)) for s in together]
+        return others
 
     def book(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> Delta:
         """Add a token to its sequence. The delta is told, but for the last one, which `close` is to tell.
@@ -46,7 +84,7 @@ class Ledger:
         name, finish = sequence.request_id, Finish.LENGTH if last else None
         # One of each for every token there is: made without the detour over their constructors.
         since_arrival = now - sequence.arrival if before is None or last else None
-        self._timings.append(_made(TokenTiming, (name, since_arrival, gap, last)))
+        self._timings.others.append(_made(TokenTiming, (name, since_arrival, gap, last)))
         delta = _made(Delta, (name, (token,), logprobs, finish, None, cached, None, scores))
         if not last:
             self._deltas.append(delta)
@@ -73,8 +111,8 @@ class Ledger:
         deltas, self._deltas = self._deltas, []
         return deltas
 
-    def take_timings(self) -> list[TokenTiming]:
-        timings, self._timings = self._timings, []
+    def take_timings(self) -> Timings:
+        timings, self._timings = self._timings, Timings()
         return timings
 
     def take_served(self) -> list[Served]:

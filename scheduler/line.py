@@ -16,8 +16,19 @@ class Line(list[Sequence]):
 
     key: Callable[[Sequence], Any] = staticmethod(attrgetter("order"))
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = 0
+        """How often somebody joined or left."""
+        self.tokens = 0
+        """Of all in the line, as many as each had when it joined."""
+        self._joined_with: dict[int, int] = {}
+
     def join(self, sequence: Sequence) -> None:
         """Take its place in the line, which is the last one but for those that come back after a preemption."""
+        self.changes += 1
+        self._joined_with[sequence.order] = len(sequence.tokens)
+        self.tokens += len(sequence.tokens)
         if not self or self.key(self[-1]) < self.key(sequence):
             self.append(sequence)
         else:
@@ -29,6 +40,8 @@ class Line(list[Sequence]):
         if place == len(self) or self[place] is not sequence:
             raise ValueError(f"request {sequence.request_id!r} is not in this line")
         del self[place]
+        self.changes += 1
+        self.tokens -= self._joined_with.pop(sequence.order)
 
 
 class FairLine(Line):

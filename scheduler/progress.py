@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler.budget import Decision
@@ -62,6 +63,31 @@ class TokenTiming(NamedTuple):
     since_arrival_s: float | None
     gap_s: float | None
     last: bool
+
+
+class Together(NamedTuple):
+    """Tokens of sequences that had one before and are to have more, all of them after the same gap."""
+
+    sequences: list[Sequence]
+    gap_s: float
+
+
+@dataclass(slots=True)
+class Timings:
+    """When tokens came. Nearly all those of an iteration are `together`: what is counted of them is counted at once.
+    The `others` are first ones, last ones, and those that came after a gap of their own."""
+
+    together: list[Together] = field(default_factory=list)
+    others: list[TokenTiming] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.others) + sum([len(together.sequences) for together in self.together])
+
+    def __iter__(self) -> Iterator[TokenTiming]:
+        for sequences, gap_s in self.together:
+            for sequence in sequences:
+                yield TokenTiming(sequence.request_id, None, gap_s, False)
+        yield from self.others
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,13 @@ weight among the tenants that wait; so at most twice as much waits as the bounds
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
 from scheduler.config import SchedulerConfig
 from scheduler.errors import RequestRefused
-from scheduler.request import Request, Sequence
+from scheduler.line import Line
+from scheduler.request import Request
 
 
-def check_queue(newcomer: Request, waiting: Seq[Sequence], config: SchedulerConfig) -> None:
+def check_queue(newcomer: Request, waiting: Line, config: SchedulerConfig) -> None:
     """Raises RequestRefused (`queue_full`) for one too many, with the numbers that decide."""
     if len(waiting) >= config.max_queued_requests:
         share = _share(newcomer, waiting) * config.max_queued_requests
@@ -22,7 +21,7 @@ def check_queue(newcomer: Request, waiting: Seq[Sequence], config: SchedulerConf
                 "queue_full", f"{len(waiting)} requests are waiting, the queue's bound; try again later"
             )
     own = len(newcomer.prompt) + len(newcomer.produced)
-    queued = sum(len(sequence.tokens) for sequence in waiting)
+    queued = waiting.tokens
     if waiting and queued + own > config.max_queued_tokens:
         theirs = sum(len(sequence.tokens) for sequence in waiting if sequence.request.tenant == newcomer.tenant)
         if theirs + own > _share(newcomer, waiting) * config.max_queued_tokens:
@@ -33,7 +32,7 @@ def check_queue(newcomer: Request, waiting: Seq[Sequence], config: SchedulerConf
             )
 
 
-def _share(newcomer: Request, waiting: Seq[Sequence]) -> float:
+def _share(newcomer: Request, waiting: Line) -> float:
     """Of the newcomer's tenant; 0 for one who is alone, and has all that there is already."""
     weights = {sequence.request.tenant: sequence.request.weight for sequence in waiting}
     others = sum(weight for tenant, weight in weights.items() if tenant != newcomer.tenant)

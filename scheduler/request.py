@@ -186,11 +186,13 @@ class Sequence:
 
         A token that was produced in an earlier life (`Request.produced`) has no time here: the count starts anew.
         """
-        if self.first_token_at is None or self.last_token_at is None:
-            return self.promise.first_token_due(self.arrival)
-        return self.promise.token_due(
-            len(self.tokens) + self.pending - self.given, self.first_token_at, self.last_token_at
-        )
+        first, last, promise = self.first_token_at, self.last_token_at, self.promise
+        if first is None or last is None:
+            return promise.first_token_due(self.arrival)
+        index = len(self.tokens) + self.pending - self.given
+        if promise.tbt_s is None:  # as `token_due` has it: asked of every stream, in most iterations
+            return first + index * promise.tpot_s
+        return promise.token_due(index, first, last)
 
     @property
     def prefill_offset(self) -> int:

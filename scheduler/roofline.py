@@ -101,20 +101,12 @@ class Features(NamedTuple):  # frozen too, and made in half the time: a search f
     def with_chunk(self, start: int, count: int) -> Features:
         """The same iteration with one more chunk, of `count` tokens from position `start`."""
         tokens, decodes, decode_context, pairs, context, squares, chunks = self
-        return Features(
-            tokens + count,
-            decodes,
-            decode_context,
-            pairs + chunk_pairs(start, count),
-            context + start + count,
-            squares + count * count,
-            chunks + 1,
-        )
+        pairs += count * start + count * (count + 1) // 2
+        more = (tokens + count, decodes, decode_context, pairs, context + start + count, squares + count * count)
+        return _made(Features, (*more, chunks + 1))
 
 
-def chunk_pairs(start: int, count: int) -> int:
-    """Query-key pairs of `count` causal tokens that begin at position `start`."""
-    return count * start + count * (count + 1) // 2
+_made = tuple.__new__
 
 
 def flops(shape: ModelShape, f: Features) -> float:
@@ -231,19 +223,18 @@ class _Laws:
             kernels += self._attention_kernel
         if decodes:
             kernels += self._attention_kernel
-        return self._linear_layers(tokens), attention, self._reduce + self._reduce_token * tokens, kernels
+        padded = tokens if tokens <= self._tile else -(-tokens // self._tile) * self._tile
+        linear = self._linear.get(padded) or self._linear_layers(padded)
+        return linear, attention, self._reduce + self._reduce_token * tokens, kernels
 
-    def _linear_layers(self, tokens: int) -> float:
+    def _linear_layers(self, padded: int) -> float:
         """((W/(bw m))^p + (2 Psi ceil(T/tile) tile/(peak f))^p)^(1/p), both halves divided among the ranks.
 
         Below one tile the kernels are bound by the weights they read, so that the padding of the last tile only counts
         from the second tile on.
         """
-        padded = tokens if tokens <= self._tile else -(-tokens // self._tile) * self._tile
-        known = self._linear.get(padded)
-        if known is None:
-            known = self._linear[padded] = smooth_max(self._memory, self._compute * padded, self._norm)
-        return known
+        self._linear[padded] = seconds = smooth_max(self._memory, self._compute * padded, self._norm)
+        return seconds
 
 
 def smooth_max(a: float, b: float, p: float) -> float:

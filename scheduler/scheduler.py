@@ -27,7 +27,7 @@ from scheduler.losses import MOST_LOSSES, suspects
 from scheduler.plan import NO_TOKEN, IterationPlan, IterationResult
 from scheduler.policies import Mix, Policy
 from scheduler.prefixes import Prefixes, Written
-from scheduler.progress import InFlight, Served, TokenTiming, chunks_of
+from scheduler.progress import InFlight, Served, Timings, chunks_of
 from scheduler.queueing import check_queue
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
 from scheduler.residents import Residents
@@ -162,10 +162,15 @@ class Scheduler:
             sequence.pending = 0
             self.host.forget(sequence)
         self._under_way.clear()
+        self.intake.changed()
         self.exchange.forget_workers()
         self._residents.forget_workers()
 
-    def take_timings(self) -> list[TokenTiming]:
+    def leave_tokens_untold(self) -> None:
+        """Nobody reads them: from now on deltas tell grants, first and last tokens and ends, and may tell others."""
+        self._ledger.read = False
+
+    def take_timings(self) -> Timings:
         """Of every token that was committed since the last call."""
         return self._ledger.take_timings()
 
@@ -189,6 +194,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> IterationPlan | None:
         """The next iteration, or None where nothing can run (until a commit, an abort or an arrival)."""
+        self.intake.changed()
         granted, gave_way = self._compose(now)
         while gave_way and not granted:
             granted, gave_way = self._compose(now)  # all who were drafted gave way: let those who stayed run
@@ -225,6 +231,7 @@ class Scheduler:
         Raises ValueError for an answer to no plan under way, or one that does not match its plan.
         """
         under_way = self._under_way.answered(result)
+        self.intake.changed()
         deltas = self.take_deltas()
         if under_way.scored:
             for sequence, reason in learn_scores(under_way.scored, result.prompt_logprobs):
@@ -236,9 +243,12 @@ class Scheduler:
         return deltas + added if deltas else added
 
     def _take_tokens(self, sampling: list[Sequence], result: IterationResult, now: float) -> None:
-        logprobs = dict(result.logprobs)
-        book, travels, finished = self._ledger.book, self.exchange.role == "prefill", Phase.FINISHED
-        for index, (sequence, token) in enumerate(zip(sampling, result.tokens, strict=True)):
+        logprobs, travels, finished = dict(result.logprobs), self.exchange.role == "prefill", Phase.FINISHED
+        if logprobs or travels or NO_TOKEN in result.tokens:
+            singly = list(zip(range(len(sampling)), sampling, result.tokens, strict=True))
+        else:
+            singly = self._ledger.book_together(sampling, result.tokens, now)
+        for index, sequence, token in singly:
             sequence.pending -= 1
             if sequence.phase is finished:
                 continue
@@ -248,7 +258,8 @@ class Scheduler:
                 self._end(sequence, Finish.STOP, str(token))
             else:
                 handed_over = travels and self.exchange.unbound(sequence)
-                delta = book(sequence, token, (logprobs[index],) if logprobs and index in logprobs else (), now)
+                told = (logprobs[index],) if index in logprobs else ()
+                delta = self._ledger.book(sequence, token, told, now)
                 if delta.finish is not None:
                     self._finish(sequence, delta)
                 elif handed_over:

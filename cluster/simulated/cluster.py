@@ -132,7 +132,7 @@ class SimulatedCluster:
             scheduler,
             SimulatedExecutor(scheduler.under_way, duration, self._virtual),
             clock=self._virtual.time,
-            publish=lambda deltas: None,
+            publish=None,
             observer=_Numbered(self, number),
             overlap=config.overlap,
         )

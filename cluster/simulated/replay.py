@@ -61,7 +61,7 @@ class _Replay:
             scheduler,
             RecordedExecutor(recording.records, at=self._set_clock),
             clock=lambda: self._now,
-            publish=lambda deltas: None,
+            publish=None,
             observer=self,
         )
 

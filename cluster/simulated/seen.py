@@ -78,7 +78,10 @@ class KeptRequests:
         self.requests.append(seen)
 
     def tokens_came(self, record: IterationRecord, seen: Mapping[str, SeenRequest]) -> None:
-        for timing in record.timings:
+        for sequences, _ in record.timings.together:
+            for sequence in sequences:
+                seen[sequence.request_id].tokens.append(record.ended)
+        for timing in record.timings.others:
             seen[timing.request_id].tokens.append(record.ended)
 
     def ended(self, seen: SeenRequest, fared: Outcome | None) -> None:

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 from cluster.loop import IterationRecord
 from cluster.simulated.seen import SeenRequest
@@ -16,7 +15,6 @@ WIDTH = math.log(1.01)
 """Of a histogram's class, of the logarithm: a quantile is off by half a percent at most."""
 LEAST = 1e-6
 """Seconds; what is shorter counts as this."""
-_GAP = attrgetter("gap_s")
 
 
 @dataclass(slots=True)
@@ -72,15 +70,14 @@ class Totals:
         pass
 
     def tokens_came(self, record: IterationRecord, seen: Mapping[str, SeenRequest]) -> None:
-        """Most tokens of an iteration come after the same gap: they are counted together."""
         self.tokens += len(record.timings)
-        gaps = Counter(map(_GAP, record.timings))
-        if gaps.pop(None, 0):
-            for timing in record.timings:
-                if timing.gap_s is None and timing.since_arrival_s is not None:
-                    self.ttft.note(timing.since_arrival_s)
-        for gap, times in gaps.items():
-            self.gaps.note(gap, times)
+        for sequences, gap_s in record.timings.together:
+            self.gaps.note(gap_s, len(sequences))
+        for timing in record.timings.others:
+            if timing.gap_s is not None:
+                self.gaps.note(timing.gap_s)
+            elif timing.since_arrival_s is not None:
+                self.ttft.note(timing.since_arrival_s)
 
     def ended(self, seen: SeenRequest, fared: Outcome | None) -> None:
         self.requests += 1

@@ -107,7 +107,7 @@ class SloBudget:
         iteration without them does end in time, or the median.
         """
         delivery = self.settings.delivery_s
-        left = [s.next_token_due() - batch.now - earlier(s, delivery) for s in batch.decodes]
+        left = seconds_left(batch.decodes, batch.now, delivery)
         for quantile in (self.settings.quantile, *QUANTILES_BELOW):
             margin = self.cost.margin(min(quantile, self.settings.quantile))
             allowed, tightest = tightest_stream(batch.decodes, left, plain * margin, delivery)
@@ -183,6 +183,16 @@ class SloPolicy:
             return known
         remaining = Features().with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
         return sequence.computed, sequence.prefill_target, self.budget.cost.base.predict(remaining)
+
+
+def seconds_left(decodes: Seq[Sequence], now: float, delivery: float) -> list[float]:
+    """Until each of the streams' next tokens has to be there."""
+    left, promise, early = list[float](), None, 0.0
+    for sequence in decodes:
+        if sequence.promise is not promise:  # most have one in common
+            promise, early = sequence.promise, earlier(sequence, delivery)
+        left.append(sequence.next_token_due() - now - early)
+    return left
 
 
 def tightest_stream(

@@ -80,7 +80,7 @@ async def test_the_plans_of_a_live_run_come_out_again(
     assert max(len(record.under_way.preempted) for record in recording.records) > 0, "the pool was scarce"
     assert [record.plan for record in replayed] == [record.plan for record in recording.records]
     assert [record.under_way.decision for record in replayed] == [r.under_way.decision for r in recording.records]
-    assert [record.timings for record in replayed] == [record.timings for record in recording.records]
+    assert [list(record.timings) for record in replayed] == [list(record.timings) for record in recording.records]
 
 
 def test_it_is_the_very_same_code() -> None:

@@ -12,7 +12,6 @@ from scheduler.hardware import GPUS, gpu
 from scheduler.roofline import (
     Features,
     Roofline,
-    chunk_pairs,
     flops,
     intensity,
     moved_bytes,
@@ -69,7 +68,7 @@ def test_flops_and_bytes_by_hand() -> None:
     shape = known_shape("Llama-3.1-8B")
     f = Features(decodes=8, decode_context=16_000).with_chunk(1024, 512)
     pairs = 512 * 1024 + 512 * 513 // 2 + 16_000
-    assert chunk_pairs(1024, 512) == 512 * 1024 + 131_328
+    assert f.chunk_pairs == 512 * 1024 + 131_328
     assert flops(shape, f) == 2 * 520 * 7_504_924_672 + 4 * 32 * 4096 * pairs
     assert moved_bytes(shape, f) == 2 * 7_504_924_672 + 131_072 * 17_536
     assert intensity(shape, f) == flops(shape, f) / moved_bytes(shape, f)
