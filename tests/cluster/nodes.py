@@ -1,6 +1,7 @@
 """Three Ray nodes on this machine, a worker group on one of them, and that node's raylet killed while streams run.
 
-A program of its own, for a process is connected to one Ray: python -m tests.cluster.nodes MODEL_DIR. Prints JSON.
+A program of its own, for a process is connected to one Ray: python -m tests.cluster.nodes MODEL_DIR TRANSPORT.
+Prints JSON.
 """
 
 from __future__ import annotations
@@ -71,9 +72,11 @@ async def longest_pause(seen: Seen, all_tokens: int) -> float:
     return longest
 
 
-async def kill_a_node(model_dir: Path) -> dict[str, Any]:
+async def kill_a_node(model_dir: Path, transport: str) -> dict[str, Any]:
     requests = wanted(STREAMS, 110)
-    config = tiny(model_dir, tp=2, policy="chunked", chunk_size=512, max_running=STREAMS, num_blocks=2500)
+    config = tiny(
+        model_dir, tp=2, policy="chunked", chunk_size=512, max_running=STREAMS, num_blocks=2500, transport=transport
+    )
     async with running(config) as engine:
         undisturbed = await all_tokens(engine, requests, "")
         seen = Seen()
@@ -96,6 +99,7 @@ async def kill_a_node(model_dir: Path) -> dict[str, Any]:
             "new_ranks": not set(before) & set(after),
             "old_ranks_lingered_s": lingered_s,
             "elsewhere": not raylets & {raylet_of(pid) for pid in after},
+            "transport": engine.info.transport,
             "blocks": [stats["blocks_free"], stats["blocks_total"]],
             "incidents": stats["incidents"],
             "longest_pause_s": pause_s,
@@ -106,7 +110,7 @@ def main() -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)
     cluster = start_nodes()
     try:
-        print(json.dumps(asyncio.run(kill_a_node(Path(sys.argv[1])))))
+        print(json.dumps(asyncio.run(kill_a_node(Path(sys.argv[1]), sys.argv[2]))))
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -12,12 +12,17 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_killed_raylet_takes_its_ranks_along_and_streams_go_on_elsewhere(tiny_model_dir: Path) -> None:
-    program = [sys.executable, "-m", "tests.cluster.nodes", str(tiny_model_dir)]
+@pytest.mark.parametrize("transport", ["actor", "compiled"])
+def test_a_killed_raylet_takes_its_ranks_along_and_streams_go_on_elsewhere(
+    tiny_model_dir: Path, transport: str
+) -> None:
+    """A raylet also holds the shared memory of a compiled graph's channels on its node."""
+    program = [sys.executable, "-m", "tests.cluster.nodes", str(tiny_model_dir), transport]
     ran = subprocess.run(program, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert ran.returncode == 0, ran.stderr[-3000:]
     print(ran.stdout)
     told = json.loads(ran.stdout.splitlines()[-1])
+    assert told["transport"] == transport
     assert told["differ"] == 0
     assert told["killed_raylets"] == 1
     assert told["new_ranks"]

@@ -16,6 +16,8 @@ import pytest
 
 from cluster.async_cluster import AsyncCluster
 from cluster.engine import EngineUnavailable
+from cluster.scheduler_actor import SchedulerActor
+from cluster.transport import CompiledTransport
 from scheduler.request import Delta, Finish, Request
 from scheduler.sampling import SamplingParams
 from tests.cluster.test_ray import collect, greedy, running, tiny, until
@@ -135,6 +137,38 @@ async def test_a_hung_rank_is_noticed_and_replaced(tiny_model_dir: Path, transpo
         assert not any(psutil.pid_exists(pid) for pid in before), "a stopped process is ended as well"
         stats = await cluster.stats()
         assert f"rank {tp - 1} (pid {before[-1]}) hung: no answer within" in stats["incidents"][0]
+
+
+def destroy_channel(actor: SchedulerActor, which: str) -> None:
+    """In the scheduler's process: the shared memory of a compiled graph is no channel any more, to whoever uses it."""
+    transport = actor._groups[0]._group._transport
+    assert isinstance(transport, CompiledTransport)
+    channels = transport._graph.dag_input_channels if which == "input" else transport._graph.dag_output_channels
+    for channel in channels:
+        channel.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["input", "output"])
+async def test_a_destroyed_channel_of_a_compiled_graph_is_replaced(tiny_model_dir: Path, which: str) -> None:
+    requests = wanted(6, 100)
+    async with running(tiny(tiny_model_dir, tp=2, transport="compiled")) as cluster:
+        undisturbed = await all_tokens(cluster, requests, "")
+        streams = asyncio.create_task(all_tokens(cluster, requests, "-again"))
+        await until(cluster, running=6)
+        before = await ranks(cluster)
+        await cluster.scheduler.__ray_call__.remote(destroy_channel, which)
+        await lost(cluster)
+        assert await streams == undisturbed
+        await cluster.health(60)
+        stats = await cluster.stats()
+        assert not set(before) & set(await ranks(cluster)), "all ranks are fresh"
+        assert not any(psutil.pid_exists(pid) for pid in before)
+        assert stats["worker_losses"] == 1
+        causes = [line for line in stats["incidents"] if "rebuilding it" in line]
+        assert len(causes) == 1
+        assert "hannel" in causes[0], causes
+        assert stats["blocks_free"] == stats["blocks_total"]
 
 
 @pytest.mark.slow
