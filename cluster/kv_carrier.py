@@ -25,6 +25,9 @@ from workers.kv_orders import STALE, LinkConfig, SendOrder, SendReport, overlaps
 _log = logging.getLogger(__name__)
 POLL_S = 20.0
 LINK_S = 120.0
+LOOK_AFTER_S = 1.0
+"""Without an answer to an order, those who have it are given something to compute: who hangs is then noticed as soon as
+while it computes."""
 ANSWER_S = 60.0
 """For a lease to be opened or closed, which takes no time: a rank that has not done it then is not there."""
 Pair = tuple[int, int]
@@ -102,7 +105,7 @@ class Carrier:
 
     async def _open(self, order: Open, answers: list[Any]) -> None:
         try:
-            await asyncio.wait_for(asyncio.gather(*answers), ANSWER_S)
+            await self._answered(order.group, answers)
         except (RayError, TimeoutError) as error:
             self._suspect(order.group)
             self._handoffs.failed(order.lease, in_words(error))
@@ -117,7 +120,7 @@ class Carrier:
 
     async def _closed(self, order: Close, answers: list[Any]) -> None:
         try:
-            await asyncio.wait_for(asyncio.gather(*answers), ANSWER_S)
+            await self._answered(order.group, answers)
         except (RayError, TimeoutError):
             self._suspect(order.group)
             return  # the leases of a group that is gone end with it
@@ -137,6 +140,12 @@ class Carrier:
         sending.submitted, sending.left = True, len(links)
         for rank, names in zip(self._groups[order.group].ranks, links, strict=True):
             rank.kv_send.remote(SendOrder(order.number, order.lease, order.first, order.blocks, names))
+        asyncio.get_running_loop().call_later(LOOK_AFTER_S, self._look_at, order)
+
+    def _look_at(self, order: Send) -> None:
+        if order.number in self._sending:
+            self._suspect(order.group)
+            self._suspect(order.target)
 
     def _report(self, report: SendReport) -> None:
         """Of one rank; the order is done when all of them have reported."""
@@ -218,6 +227,17 @@ class Carrier:
                 self._settled()
 
     # In between.
+
+    async def _answered(self, group: int, answers: list[Any]) -> None:
+        """Returns when all ranks have answered. Raises what they raise, and TimeoutError after `ANSWER_S`."""
+        answer = asyncio.gather(*answers)
+        try:
+            done, _ = await asyncio.wait({answer}, timeout=LOOK_AFTER_S)
+            if not done:
+                self._suspect(group)
+            await asyncio.wait_for(answer, ANSWER_S)
+        finally:
+            answer.cancel()
 
     def _ask(self, group: int, method: str, *arguments: Any) -> list[Any]:
         return [getattr(rank, method).remote(*arguments) for rank in self._groups[group].ranks]

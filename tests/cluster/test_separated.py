@@ -197,6 +197,20 @@ async def test_a_group_that_hangs_while_blocks_move_loses_no_request(tiny_model_
 
 
 @pytest.mark.slow
+async def test_a_decode_group_that_hangs_while_idle_loses_no_request(tiny_model_dir: Path) -> None:
+    wanted = reference_tokens(tiny_model_dir, LONG, 20)
+    async with separated(tiny_model_dir, decode_tp=2, hang_seconds=1) as cluster:
+        assert (await collect(cluster, request("before")))[0] == wanted
+        pids = await cluster.scheduler.pids.remote()
+        os.kill(pids[1][1], signal.SIGSTOP)
+        assert (await collect(cluster, request("r", prompt=LONG)))[0] == wanted
+        stats = await when(cluster, lambda stats: nothing_held(stats) and not stats["rebuilding"])
+        assert stats["worker_losses"] == 1
+        _, incidents = await cluster.scheduler.incidents.remote()
+        assert any("hung" in line for line in incidents), incidents
+
+
+@pytest.mark.slow
 async def test_slo_on_both_sides_promises_by_role(tiny_model_dir: Path) -> None:
     async with separated(tiny_model_dir, policy="slo", profile_seconds=1.0) as cluster:
         outlook = cluster.info.outlook

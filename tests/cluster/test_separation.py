@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from ray.exceptions import RayError
 from torch import Tensor
 
+from cluster import kv_carrier
 from cluster.assembly import Common, engine_info, make_scheduler, worker_config
 from cluster.config import EngineConfig
 from cluster.loop import IterationLoop
@@ -246,6 +247,31 @@ async def test_a_lost_group_loses_no_request(tiny_model_dir: Path, victim: int) 
             assert tokens == reference_tokens(tiny_model_dir, prompt, 30)
             assert last.finish is Finish.LENGTH
         await e.when(lambda: e.groups[victim].rebuilt == 1)
+
+
+async def test_one_that_hangs_while_it_is_idle_is_noticed_by_what_it_does_not_answer(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before anybody would stop waiting for the answer."""
+    monkeypatch.setattr(kv_carrier, "LOOK_AFTER_S", 0.05)
+    async with engine(tiny_model_dir) as e:
+        hung = e.groups[1]
+        before, execute = hung.ranks, hung.execute
+
+        async def never() -> None:
+            await asyncio.Event().wait()
+
+        async def execute_or_hang(plan: IterationPlan) -> IterationResult:
+            if hung.ranks is before:
+                await never()
+            return await execute(plan)
+
+        monkeypatch.setattr(before[0].kv_open, "remote", lambda *_: asyncio.ensure_future(never()))
+        monkeypatch.setattr(hung, "execute", execute_or_hang)
+        monkeypatch.setattr(hung, "patience", lambda _: 0.1)
+        tokens, _ = await asyncio.wait_for(e.collect(request("r")), 20)
+        assert tokens == reference_tokens(tiny_model_dir, LONG, 20)
+        assert hung.rebuilt == 1
 
 
 async def test_little_room_to_decode(tiny_model_dir: Path) -> None:
