@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
 from cluster.roles import group_kinds
-from cluster.sizing import swap_blocks
 from cluster.tuning import Tuning, forecaster_for, gate_for, policy_for
 from scheduler.directory import Directory
 from scheduler.exchange import Role
@@ -35,10 +34,15 @@ def worker_config(config: EngineConfig, model_dir: str) -> WorkerConfig:
 
 
 def engine_info(
-    config: EngineConfig, model_dir: str, ranks: list[WorkerDescription], pools: list[int], transport: str
+    config: EngineConfig,
+    model_dir: str,
+    ranks: list[WorkerDescription],
+    pools: list[int],
+    transport: str,
+    swap_blocks: int = 0,
 ) -> EngineInfo:
     """What a running engine says of itself, from what its ranks say. `ranks` are one group's, `pools` the KV blocks of
-    every group."""
+    every group, `swap_blocks` those of host memory of each group that swaps."""
     first, kinds = ranks[0], group_kinds(config)
     return EngineInfo(
         model=config.model,
@@ -62,7 +66,7 @@ def engine_info(
         device=first.device,
         dtype=first.dtype,
         kv_dtype=first.kv_dtype,
-        swap_blocks=swap_blocks(config, ranks, min(pools)),
+        swap_blocks=swap_blocks,
         iteration_bytes=sum(rank.iteration_bytes for rank in ranks),
         attention=first.attention,
         transport=transport,
@@ -99,7 +103,7 @@ def make_scheduler(
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         prefix_caching=config.prefix_caching,
-        swap_blocks=info.swap_blocks,
+        swap_blocks=info.swap_blocks if role != "prefill" else 0,
     )
     policy = policy_for(config, config.policy, config.chunk_size, info, tuning)
     common = common or Common()

@@ -155,8 +155,6 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _swap_is_possible(self) -> EngineConfig:
-        if self.preempt == "swap" and self.separated:
-            raise ValueError("--preempt swap needs --mode colocated: decode groups give sequences back instead")
         if self.swap_memory is not None and self.preempt != "swap":
             raise ValueError("--swap-memory needs --preempt swap")
         return self

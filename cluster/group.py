@@ -44,12 +44,21 @@ class WorkerGroup:
         self._processes: list[RankProcess] = []
         self.descriptions: list[WorkerDescription] = []
         self.num_blocks = 0
+        self.swap_blocks = 0
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, model_dir: str, device: str, name: str, say: Callable[[str], None]
+        cls,
+        config: EngineConfig,
+        model_dir: str,
+        device: str,
+        name: str,
+        say: Callable[[str], None],
+        swap: int | None = None,
     ) -> WorkerGroup:
-        """Place, load and size a group. Raises ValueError, in one line, where that cannot be; nothing stays behind."""
+        """Place, load and size a group, with `swap` blocks of host memory or as many as follow.
+
+        Raises ValueError, in one line, where that cannot be; nothing stays behind."""
         say(f"placing {config.tp} {'rank' if config.tp == 1 else 'ranks'}")
         placement = await place(config.tp, device, name)
         group = cls(placement, [])
@@ -57,7 +66,7 @@ class WorkerGroup:
             group._ranks = [_rank_actor(placement, rank, device, _threads(config)) for rank in range(config.tp)]
             say("loading weights")
             await group._load(config, model_dir)
-            await group._allocate(config)
+            await group._allocate(config, swap)
             group._transport = make_transport(config.transport, group._ranks, device)
             group._deaths = [asyncio.ensure_future(_watch(rank)) for rank in group._ranks]
         except BaseException:
@@ -158,10 +167,10 @@ class WorkerGroup:
         loads = [rank.load.remote(replace(base, rank=i), one_host) for i, rank in enumerate(self._ranks)]
         self.descriptions = await _all(loads)
 
-    async def _allocate(self, config: EngineConfig) -> None:
+    async def _allocate(self, config: EngineConfig, swap: int | None) -> None:
         self.num_blocks = kv_blocks(config, self.descriptions)
-        swap = swap_blocks(config, self.descriptions, self.num_blocks)
-        await _all([rank.allocate.remote(self.num_blocks, swap) for rank in self._ranks])
+        self.swap_blocks = swap_blocks(config, self.descriptions, self.num_blocks) if swap is None else swap
+        await _all([rank.allocate.remote(self.num_blocks, self.swap_blocks) for rank in self._ranks])
 
 
 def _hear(answer: asyncio.Future[bytes]) -> None:

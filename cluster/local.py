@@ -58,11 +58,11 @@ class LocalEngine:
             raise ValueError("the in-process engine has one worker; use a cluster for tp or groups above 1")
         thread = ComputeThread()
         try:
-            worker, description, num_blocks = await asyncio.wrap_future(thread.submit(_load, config))
+            worker, description, num_blocks, swap = await asyncio.wrap_future(thread.submit(_load, config))
         except BaseException:
             thread.close()
             raise
-        info = engine_info(config, worker.config.model_dir, [description], [num_blocks], transport="in-process")
+        info = engine_info(config, worker.config.model_dir, [description], [num_blocks], "in-process", swap)
         executor = LocalExecutor(worker, thread)
         tuning = await tune(config, info, executor, time.monotonic)
         return cls(config, with_outlook(config, info, tuning), executor, tuning)
@@ -116,9 +116,11 @@ class LocalEngine:
         self._instruments.log.close()
 
 
-def _load(config: EngineConfig) -> tuple[Worker, WorkerDescription, int]:
+def _load(config: EngineConfig) -> tuple[Worker, WorkerDescription, int, int]:
+    """With its KV blocks, and those of host memory."""
     worker = Worker(worker_config(config, str(resolve(config.model))))
     description = worker.load()
     num_blocks = kv_blocks(config, [description])
-    worker.allocate(num_blocks, swap_blocks(config, [description], num_blocks))
-    return worker, description, num_blocks
+    swap = swap_blocks(config, [description], num_blocks)
+    worker.allocate(num_blocks, swap)
+    return worker, description, num_blocks, swap

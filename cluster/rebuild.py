@@ -141,22 +141,29 @@ class LastingGroup:
     def num_blocks(self) -> int:
         return self._group.num_blocks
 
+    @property
+    def swap_blocks(self) -> int:
+        """Of host memory."""
+        return self._group.swap_blocks
+
 
 async def lasting_group(
     kind: GroupKind, index: int, model_dir: str, name: str, say: Callable[[str], None], before: EngineInfo | None
 ) -> LastingGroup:
-    """Worker group `index` of an engine. Its KV pool has the same size in all its lives, and that of `before`, an
-    earlier life of the engine: what was admitted has to fit. Raises ValueError, in one line, for what cannot be served.
+    """Worker group `index` of an engine. Its KV pool, on the device and on the host, has the same size in all its
+    lives, and that of `before`, an earlier life of the engine: what was admitted has to fit. Raises ValueError, in one
+    line, for what cannot be served.
     """
     config = kind.config
     num_blocks = config.num_blocks if before is None else before.blocks_of(kind.role)
+    swap = None if before is None or config.preempt != "swap" else before.swap_blocks
     device = device_of(config)
 
     async def start() -> WorkerGroup:
-        nonlocal num_blocks
+        nonlocal num_blocks, swap
         sized = config.model_copy(update={"num_blocks": num_blocks})
-        group = await WorkerGroup.start(sized, model_dir, device, name, say)
-        num_blocks = group.num_blocks
+        group = await WorkerGroup.start(sized, model_dir, device, name, say, swap)
+        num_blocks, swap = group.num_blocks, group.swap_blocks
         return group
 
     called = "the worker group" if config.group_count == 1 else f"worker group {index + 1}"

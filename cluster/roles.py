@@ -20,7 +20,12 @@ def group_kinds(config: EngineConfig) -> list[GroupKind]:
     """Of every group, in the order of their numbers: those that prefill before those that decode."""
     if not config.separated:
         return [GroupKind("both", config)] * config.groups
-    prefill = {"tp": config.prefill_tp or config.tp, "policy": config.prefill_policy or config.policy}
+    prefill = {
+        "tp": config.prefill_tp or config.tp,
+        "policy": config.prefill_policy or config.policy,
+        "preempt": "recompute",  # what has been computed of a prompt is on its way to another group
+        "swap_memory": None,
+    }
     decode = {"tp": config.decode_tp or config.tp}
     return [
         *[GroupKind("prefill", config.model_copy(update=prefill))] * config.prefill_groups,

@@ -98,7 +98,8 @@ class SchedulerActor:
                 self._groups.append(await lasting_group(kind, index, model_dir, name, told, before))
             first = self._groups[0]
             pools = [group.num_blocks for group in self._groups]
-            info = engine_info(config, model_dir, first.descriptions, pools, first.transport)
+            swap = min((group.swap_blocks for group in self._groups if group.swap_blocks), default=0)
+            info = engine_info(config, model_dir, first.descriptions, pools, first.transport, swap)
             info = await self._tune(info, trusted=before is not None)
             tunings = [self._tunings.get(kind.role) for kind in self._kinds]
             self._instruments = Instruments(config, info.served_model_name, tunings[0], tunings)

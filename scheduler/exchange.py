@@ -3,8 +3,9 @@ generated there, and those that have to start over elsewhere.
 
 A sequence is at every moment in exactly one scheduler. One that is HELD here has no slot: on a group that prefills, it
 keeps its blocks until another group has their content; on a group that decodes, it gave its blocks up and waits to be
-computed again. Blocks that workers may still read or write for a transfer are leased: they stay referenced until the
-workers have said that they are done, whatever becomes of the sequence.
+computed again (one whose KV is kept in host memory waits for blocks instead). Blocks that workers may still read or
+write for a transfer are leased: they stay referenced until the workers have said that they are done, whatever becomes
+of the sequence.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ MOST_HELD = 0.5
 @dataclass(slots=True, eq=False)
 class Place:
     """Room for a sequence that is still computed elsewhere: a slot, and blocks for its context and one token more. The
-    first `shared` of its blocks hold already what it begins with; `life` are its preemptions at that time."""
+    first `shared` of its blocks hold already what it begins with; `life` are its preemptions at that time. Plans up to
+    `last_use` may still write to its blocks, or copy what they held."""
 
     sequence: Sequence
     life: int
     slot: int
     blocks: BlockTable
     shared: int
+    last_use: int
     given_up: bool = False
 
 
@@ -60,6 +63,7 @@ class Exchange:
         self._prefixes = prefixes
         self._places: set[Place] = set()
         self._leases: dict[int, tuple[int, ...]] = {}
+        self._last_use: dict[int, int] = {}
 
     # Going out.
 
@@ -127,6 +131,12 @@ class Exchange:
         self.placed.discard(sequence.request_id)
         del self._sequences[sequence.request_id]
 
+    def leaves(self, sequence: Sequence, plan: int) -> None:
+        """Its blocks are about to be free, though plans up to this one may use them. That is for whoever writes to
+        them beside the plans."""
+        if self.role == "decode":
+            self._last_use.update(dict.fromkeys(sequence.blocks, plan))
+
     # Coming in.
 
     def adopt(self, sequence: Sequence) -> None:
@@ -142,12 +152,15 @@ class Exchange:
         if room is None:
             return None
         slot, blocks, shared = room
-        place = Place(sequence, sequence.preemptions, slot, blocks, shared)
+        last_use = max((self._last_use.pop(block, 0) for block in blocks), default=0)
+        place = Place(sequence, sequence.preemptions, slot, blocks, shared, last_use)
         self._places.add(place)
         return place
 
     def could_reserve(self, sequence: Sequence) -> int | None:
-        """Blocks that would be left available; None where there is no room."""
+        """Blocks that would be left available; None where there is no room now, or an older one waits for it here."""
+        if not self._residents.host.told or (self._waiting and self._waiting[0].order < sequence.order):
+            return None
         return self._residents.room_for(sequence)
 
     def give_up(self, place: Place) -> None:
@@ -202,6 +215,7 @@ class Exchange:
 
     def forget_workers(self) -> None:
         """The workers are gone: they touch nothing any more, and nothing arrives."""
+        self._last_use.clear()
         for number in list(self._leases):
             self.end_lease(number)
         for place in list(self._places):

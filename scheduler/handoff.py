@@ -46,6 +46,8 @@ class _Move:
     lease: int
     there: int
     """So many of its blocks are on the other side."""
+    asked: bool = False
+    """Whether the other side was told to open its lease."""
     opened: bool = False
     sending: Send | None = None
     early: bool = False
@@ -275,11 +277,14 @@ class Handoffs:
         move = _Move(sequence, source, target, place, lease, place.shared)
         self._moves[sequence.request_id] = self._opening[lease] = move
         self.groups[source].exchange.placed.add(sequence.request_id)
-        self._orders.append(Open(target, lease, tuple(place.blocks)))
         self._news.add(source)  # another prompt may begin
 
     def _push(self, move: _Move) -> None:
-        """Send what has been computed and is not there, or end the move when everything is."""
+        """Send what has been computed and is not there, or end the move when everything is. Nothing comes before the
+        plans of the other side that used its blocks have been answered: it would be overwritten."""
+        if not move.asked and self.groups[move.target].is_past(move.place.last_use):
+            move.asked = True
+            self._orders.append(Open(move.target, move.lease, tuple(move.place.blocks)))
         if not move.opened or move.sending is not None:
             return
         source, sequence = self.groups[move.source], move.sequence

@@ -111,12 +111,12 @@ class Residents:
         """Those that can be made to give way, oldest first; where all are settled, who wants a block itself."""
         return [sequence for sequence in self.line if not settled(sequence)] or [wanting]
 
-    def displace(self, sequence: Sequence, stays: bool) -> None:
-        """Make it give way: what was computed of it is kept in host memory where there is room, if it `stays` here."""
-        if stays:
-            self.host.keep(sequence)
+    def displace(self, sequence: Sequence) -> bool:
+        """Make it give way: what was computed of it is kept in host memory where there is room. Whether it is."""
+        self.host.keep(sequence)
         self.vacate(sequence)
         sequence.gave_way += 1
+        return bool(sequence.kept)
 
     def vacate(self, sequence: Sequence) -> None:
         """Take its slot and its blocks away. What was computed may still be there when it comes back."""

@@ -152,6 +152,9 @@ class Scheduler:
             self._end(sequence, Finish.ERROR, f"the workers were lost {MOST_LOSSES} times while they computed this")
         for sequence in [*self._running, *(held for held in self.exchange.held if held.blocks)]:
             self._preempt(sequence, "workers_lost")
+        for sequence in [waiting for waiting in self._waiting if self.exchange.gives_back(waiting)]:
+            self._waiting.leave(sequence)
+            self.exchange.give_back(sequence)
         self._forget_workers()
         for sequence in list(self._waiting):
             if self.pool.blocks_for(sequence.length) > self.pool.total:  # its next token would have been one too many
@@ -185,6 +188,10 @@ class Scheduler:
     def written(self, sequence: Sequence) -> int:
         """Tokens of a running or held sequence whose KV has been written: computed, and not only planned to be."""
         return self._under_way.written(sequence)
+
+    def is_past(self, iteration: int) -> bool:
+        """Whether everything that was made up to that plan has been answered."""
+        return self._under_way.is_past(iteration)
 
     @property
     def idle(self) -> bool:
@@ -327,7 +334,8 @@ class Scheduler:
         if sequence.phase is Phase.HELD:
             self.exchange.drop(sequence)
         elif cause == "kv_blocks":
-            self._residents.displace(sequence, stays=not back)
+            self.exchange.leaves(sequence, self._iteration + 1)
+            back = not self._residents.displace(sequence) and back
         else:
             self._residents.vacate(sequence)
         sequence.preemptions += 1
@@ -348,6 +356,7 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, last: Delta) -> None:
         if sequence.phase is Phase.RUNNING:
+            self.exchange.leaves(sequence, self._iteration)
             if last.finish is Finish.ERROR:
                 self.pool.forget(sequence.blocks)  # who knows what they hold
             self._residents.vacate(sequence)

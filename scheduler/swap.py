@@ -29,6 +29,11 @@ class HostPool:
     def free(self) -> int:
         return len(self._free)
 
+    @property
+    def told(self) -> bool:
+        """Whether all that was decided is in a plan: until then what a block held may still have to be copied out."""
+        return not self._swaps
+
     def keep(self, sequence: Sequence) -> None:
         """Copy out what has been computed of a sequence that still holds its blocks. Where there is no room for all of
         it nothing is kept, and it is computed again."""

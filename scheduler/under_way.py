@@ -39,6 +39,10 @@ class UnderWay:
             raise ValueError(f"{len(result.prompt_logprobs)} prompts' chunks scored where {scored} were to be")
         return plan
 
+    def is_past(self, iteration: int) -> bool:
+        """Whether everything that was made up to that plan has been answered."""
+        return next(iter(self._plans), iteration + 1) > iteration
+
     @property
     def filling(self) -> list[Written]:
         """The blocks that will be full."""

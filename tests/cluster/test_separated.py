@@ -138,16 +138,21 @@ async def test_aborts_at_every_stage_free_both_sides(tiny_model_dir: Path) -> No
 
 
 @pytest.mark.slow
-async def test_without_room_to_decode_prompts_wait_and_none_is_lost(tiny_model_dir: Path) -> None:
-    requests = some(8)
+@pytest.mark.parametrize("preempt", ["recompute", "swap"])
+async def test_without_room_to_decode_prompts_wait_and_none_is_lost(tiny_model_dir: Path, preempt: str) -> None:
+    requests = [replace(each, max_tokens=50) for each in some(8)]
     wanted = await alone(tiny_model_dir, requests)
-    async with separated(tiny_model_dir, num_blocks=24, max_running=3) as cluster:
+    async with separated(tiny_model_dir, num_blocks=27, max_running=3, preempt=preempt) as cluster:
         streams = [asyncio.create_task(collect(cluster, each)) for each in requests]
         await cluster.health(30)
         got = await asyncio.gather(*streams)
         assert [tokens for tokens, _ in got] == wanted
         stats = await when(cluster, nothing_held)
-        assert stats["groups"][0]["preemptions"] == 0
+        prefill, decode = stats["groups"]
+        assert prefill["preemptions"] == 0
+        assert decode["preemptions"] > 0
+        assert bool(decode["swapped_in"]) is (preempt == "swap")
+        assert decode["swap_blocks"]["used"] == prefill["swapped_out"] == 0
 
 
 async def test_killed_groups_lose_no_request(tiny_model_dir: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler.exchange import Role
 from scheduler.handoff import Handoffs
@@ -58,6 +58,8 @@ class World:
     @staticmethod
     def _side(config: SchedulerConfig, role: Role, chunk_size: int, orders: itertools.count[int]) -> Side:
         policy = make_policy("chunked", chunk_size=chunk_size)
+        if role == "prefill":
+            config = replace(config, swap_blocks=0)
         scheduler = Scheduler(config, policy, b"one key", role=role, orders=orders)
         return Side(scheduler, StrictWorker(config.block_size, config.num_blocks, config.max_running))
 
@@ -172,7 +174,8 @@ class World:
             assert (self.handoffs.stage(name) is None) == (name in self.ended)
         for side in self.sides:
             if side.scheduler.exchange.role == "decode":
-                assert not side.scheduler.waiting, "nothing waits to be computed where nothing is"
+                waiting = side.scheduler.waiting
+                assert all(each.kept for each in waiting), "nothing waits to be computed where nothing is"
 
     def round(self) -> bool:
         """Everything that can happen, once. Whether anything did."""

@@ -22,7 +22,12 @@ ONE_EACH: list[Role] = ["prefill", "decode"]
 
 def config(num_blocks: int = 40, **options: int) -> SchedulerConfig:
     return SchedulerConfig(
-        num_blocks=num_blocks, block_size=4, max_model_len=120, vocab_size=VOCAB, max_running=options.get("slots", 6)
+        num_blocks=num_blocks,
+        block_size=4,
+        max_model_len=120,
+        vocab_size=VOCAB,
+        max_running=options.get("slots", 6),
+        swap_blocks=options.get("swap", 0),
     )
 
 
@@ -148,6 +153,63 @@ def test_a_prompt_that_fits_no_decode_group_ends() -> None:
     assert world.all_free
 
 
+@pytest.mark.parametrize("ends", ["aborted", "preempted"])
+def test_nothing_arrives_in_blocks_that_a_plan_under_way_still_uses(ends: str) -> None:
+    """The plan that is under way when a sequence leaves writes a token of it, or copies it out."""
+    world = World(config(num_blocks=9, swap=9), ONE_EACH, chunk_size=64, overlap=2)
+    world.add(request("a", max_tokens=15), 0)
+    while world.handoffs.stage("a") is not Stage.DECODING:
+        world.round()
+    world.add(request("b", salt=1), 0)
+    for _ in range(3):
+        world.schedule(0)
+        world.commit(0)
+    assert world.handoffs.stage("b") is Stage.MOVING
+    assert not world.orders, "there is no room for it"
+    assert world.schedule(1)
+    if ends == "aborted":
+        world.abort("a")
+    else:
+        decode = world.sides[1].scheduler
+        decode._preempt(decode.running[0], "kv_blocks")
+        world.settle()
+    assert not world.orders, "nothing comes before that plan has been carried out"
+    world.commit(1)
+    world.drain()
+    check_ends(world)
+    assert len(world.got["b"]) == 9
+    assert world.all_free
+
+
+def test_what_gives_way_on_a_decode_group_is_copied_out_and_goes_on_there() -> None:
+    world = World(config(num_blocks=11, swap=20), ONE_EACH, chunk_size=64)
+    for number in range(2):
+        world.add(request(f"r{number}", length=14, max_tokens=16, salt=number), 0)
+    world.drain()
+    check_ends(world)
+    assert all(len(tokens) == 16 for tokens in world.got.values())
+    decode = world.sides[1].scheduler.stats()
+    assert decode["preemptions"] > 0
+    assert 0 < decode["swapped_in"] <= decode["swapped_out"], "but for what the prefix cache still has"
+    assert len(world.moved) == 2, "neither was computed again elsewhere"
+    assert world.sides[1].scheduler.host.free == 20
+    assert world.all_free
+
+
+def test_what_is_in_host_memory_of_a_lost_decode_group_is_computed_again_elsewhere() -> None:
+    world = World(config(num_blocks=11, swap=20), ONE_EACH, chunk_size=64)
+    for number in range(2):
+        world.add(request(f"r{number}", length=14, max_tokens=16, salt=number), 0)
+    while not world.sides[1].scheduler.waiting:
+        assert world.round()
+    world.lose(1, told_first=True)
+    assert not world.sides[1].scheduler.waiting
+    world.drain()
+    check_ends(world)
+    assert all(len(tokens) == 16 for tokens in world.got.values())
+    assert world.all_free
+
+
 class Separated(RuleBasedStateMachine):
     @initialize(
         prefills=st.integers(1, 2),
@@ -156,11 +218,14 @@ class Separated(RuleBasedStateMachine):
         slots=st.integers(1, 5),
         chunk_size=st.integers(1, 20),
         overlap=st.integers(1, 2),
+        swap=st.sampled_from([0, 0, 5, 30]),
     )
-    def start(self, prefills: int, decodes: int, blocks: int, slots: int, chunk_size: int, overlap: int) -> None:
+    def start(
+        self, prefills: int, decodes: int, blocks: int, slots: int, chunk_size: int, overlap: int, swap: int
+    ) -> None:
         roles: list[Role] = ["prefill"] * prefills + ["decode"] * decodes  # type: ignore[assignment]
         self.prefills = prefills
-        self.world = World(config(blocks, slots=slots), roles, chunk_size, overlap)
+        self.world = World(config(blocks, slots=slots, swap=swap), roles, chunk_size, overlap)
 
     @rule(length=st.integers(1, 22), max_tokens=st.integers(1, 12), salt=st.integers(0, 1), group=st.integers(0, 1))
     def arrive(self, length: int, max_tokens: int, salt: int, group: int) -> None:
@@ -217,6 +282,7 @@ class Separated(RuleBasedStateMachine):
             self.world.drain()
             check_ends(self.world)
             assert self.world.all_free, "every block is free in the end"
+            assert all(side.scheduler.host.free == side.scheduler.host.total for side in self.world.sides)
 
 
 Separated.TestCase.settings = settings(
