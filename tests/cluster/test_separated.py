@@ -142,7 +142,7 @@ async def test_aborts_at_every_stage_free_both_sides(tiny_model_dir: Path) -> No
 async def test_without_room_to_decode_prompts_wait_and_none_is_lost(tiny_model_dir: Path, preempt: str) -> None:
     requests = [replace(each, max_tokens=50) for each in some(8)]
     wanted = await alone(tiny_model_dir, requests)
-    async with separated(tiny_model_dir, num_blocks=27, max_running=3, preempt=preempt) as cluster:
+    async with separated(tiny_model_dir, num_blocks=24, max_running=3, preempt=preempt) as cluster:
         streams = [asyncio.create_task(collect(cluster, each)) for each in requests]
         await cluster.health(30)
         got = await asyncio.gather(*streams)
