@@ -33,7 +33,7 @@ CONFIG = EngineConfig(
 class StrictGroup:
     """What the actor asks of a worker group."""
 
-    transport, num_blocks = "none", 128
+    transport, num_blocks, swap_blocks = "none", 128, 0
     incidents: tuple[str, ...] = ()
 
     def __init__(self) -> None:
