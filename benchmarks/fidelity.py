@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scheduler.hardware import gpu
 from scheduler.roofline import MATRIX_KERNELS, Features, Hardware, ModelShape, Roofline
@@ -41,7 +41,8 @@ class Point:
     seconds: float
 
 
-Law = Callable[[Hardware, Point], float]
+Constants = TypeVar("Constants", Hardware, "InWaves")
+Law = Callable[[Constants, Point], float]
 
 
 def linear(hardware: Hardware, point: Point) -> float:
@@ -53,9 +54,30 @@ def attention(hardware: Hardware, point: Point) -> float:
     return Roofline(point.shape, hardware, point.tp).terms(point.features).attention_s + hardware.attention_s
 
 
-def error(law: Law, hardware: Hardware, points: Sequence[Point]) -> float:
+def error(law: Law[Constants], hardware: Constants, points: Sequence[Point]) -> float:
     """MAPE in percent."""
     return 100 * statistics.fmean(abs(law(hardware, point) / point.seconds - 1) for point in points)
+
+
+@dataclass(frozen=True, slots=True)
+class InWaves:
+    """A law of decodes' attention that the roofline does not have: a block of threads for each sequence and KV head, as
+    many at a time as the processors hold, so that the last wave of them leaves some idle. `share` of the time follows
+    from whole waves, and the rest from the KV that is read."""
+
+    memory_fraction: float
+    attention_s: float
+    bandwidth: float
+    share: float = 0.5
+    together: int = 216
+    """Two for each of the 108 processors of an A100."""
+
+
+def attention_in_waves(law: InWaves, point: Point) -> float:
+    blocks = point.features.decodes * point.shape.kv_heads / point.tp
+    fullness = max(1.0, math.ceil(blocks / law.together) * law.together / blocks) if blocks > law.together else 1.0
+    read = point.shape.kv_bytes_per_token / point.tp * point.features.decode_context
+    return law.attention_s + read / (law.bandwidth * law.memory_fraction) * (1 + law.share * (fullness - 1))
 
 
 # Reading.
@@ -131,7 +153,7 @@ def read(folder: Path) -> Profiles:
 # Fitting.
 
 
-def fit(law: Law, hardware: Hardware, names: Sequence[str], points: Sequence[Point]) -> Hardware:
+def fit(law: Law[Constants], hardware: Constants, names: Sequence[str], points: Sequence[Point]) -> Constants:
     """The named constants that make the error least: steps up and down each in turn, ever smaller ones."""
     best, least, step = hardware, error(law, hardware, points), 0.2
     while step > 0.005:
@@ -147,6 +169,7 @@ def fit(law: Law, hardware: Hardware, names: Sequence[str], points: Sequence[Poi
 
 LINEAR = ("memory_fraction", "compute_fraction", "norm", "kernel_s")
 ATTENTION = ("memory_fraction", "attention_fraction", "attention_diagonal", "attention_keys", "attention_s")
+WAVES = ("memory_fraction", "attention_s", "share")
 
 
 def rows_of(profiles: Profiles) -> list[dict[str, Any]]:
@@ -164,30 +187,43 @@ def rows_of(profiles: Profiles) -> list[dict[str, Any]]:
         busy = [point for point in decodes if point.features.decode_context >= BUSY_CONTEXT]
         parts = (("all", decodes + chunks), ("chunks", chunks), ("decodes", decodes), ("decodes, much KV", busy))
         half = (decodes + chunks)[::8]
+        seen = set(half)
         fitted = fit(attention, shipped, ATTENTION, half)
         for name, points in parts:
             rows.append(_row(key, "attention", "as shipped", name, attention, shipped, points))
-            seen = set(half)
             rest = [point for point in points if point not in seen]
             rows.append(_row(key, "attention", "every 8th point", f"{name}, the rest", attention, fitted, rest))
+        waves = InWaves(shipped.memory_fraction, shipped.attention_s, shipped.bandwidth)
+        waves = fit(attention_in_waves, waves, WAVES, [point for point in half if point.features.decodes])
+        for name, points in (("decodes", decodes), ("decodes, much KV", busy)):
+            rest = [point for point in points if point not in seen]
+            rows.append(
+                _row(key, "attention, waves", "every 8th point", f"{name}, the rest", attention_in_waves, waves, rest)
+            )
     return rows
 
 
 def _row(
-    key: str, term: str, fitted_on: str, reported_on: str, law: Law, hardware: Hardware, points: Sequence[Point]
+    key: str,
+    term: str,
+    fitted_on: str,
+    reported_on: str,
+    law: Law[Constants],
+    hardware: Constants,
+    points: Sequence[Point],
 ) -> dict[str, Any]:
     total = sum(point.seconds for point in points)
     off = sum(abs(law(hardware, point) - point.seconds) for point in points)
-    names = LINEAR if term == "linear layers" else ATTENTION
+    names = {"linear layers": (*LINEAR, "tile"), "attention": ATTENTION}.get(term, WAVES)
     return {
-        "gpu": hardware.name,
+        "gpu": gpu(key).hardware.name,
         "term": term,
         "fitted_on": fitted_on,
         "reported_on": reported_on,
         "points": len(points),
         "mape_percent": round(error(law, hardware, points), 2),
         "off_by_time_percent": round(100 * off / total, 2),
-        "constants": {name: _short(getattr(hardware, name)) for name in (*names, "tile")},
+        "constants": {name: _short(getattr(hardware, name)) for name in names},
     }
 
 

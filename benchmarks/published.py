@@ -2,10 +2,10 @@
 
     python -m benchmarks.published [ITEM ...] [--seeds N] [--duration S] [--json]
 
-ITEM is `ablation`, `capacity`, `tile`, `distserve`, `niyama`, `mooncake` or `forward`; without one, all that need no
-file. `--conversation`, `--code` (Azure, CSV) and `--mooncake-trace` (JSON lines) give traces; without them lengths are
-drawn from distributions with about the published medians, and `mooncake` is left out. The same seed gives the same
-figures. Each item takes seconds to a few minutes on one core.
+ITEM is `ablation`, `capacity`, `tile`, `distserve`, `niyama`, `classes`, `mooncake` or `forward`; without one, all that
+need no file. `--conversation`, `--code` (Azure, CSV) and `--mooncake-trace` (JSON lines) give traces; without them
+lengths are drawn from distributions with about the published medians, and `mooncake` is left out. The same seed gives
+the same figures. Each item takes seconds to a few minutes on one core.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from benchmarks.publications.bound import bound
+from benchmarks.publications.classes import classes
 from benchmarks.publications.distserve import distserve
 from benchmarks.publications.forwards import forward, tile
 from benchmarks.publications.mooncake import mooncake
@@ -29,7 +31,9 @@ ITEMS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "capacity": capacities,
     "distserve": distserve,
     "niyama": niyama,
+    "classes": classes,
     "mooncake": mooncake,
+    "bound": bound,
 }
 
 

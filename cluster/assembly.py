@@ -11,6 +11,7 @@ from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
 from cluster.roles import group_kinds
 from cluster.tuning import Tuning, forecaster_for, gate_for, policy_for
+from scheduler.census import Census
 from scheduler.directory import Directory
 from scheduler.exchange import Role
 from scheduler.scheduler import Scheduler, SchedulerConfig
@@ -81,6 +82,7 @@ class Common:
     prefix_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     orders: Iterator[int] = field(default_factory=itertools.count)
     directory: Directory = field(default_factory=Directory)
+    census: Census = field(default_factory=Census)
 
 
 def make_scheduler(
@@ -107,7 +109,15 @@ def make_scheduler(
     )
     policy = policy_for(config, config.policy, config.chunk_size, info, tuning)
     common = common or Common()
-    scheduler = Scheduler(sizes, policy, common.prefix_key, role=role, orders=common.orders, directory=common.directory)
+    scheduler = Scheduler(
+        sizes,
+        policy,
+        common.prefix_key,
+        role=role,
+        orders=common.orders,
+        directory=common.directory,
+        census=common.census,
+    )
     if tuning is not None:
         scheduler.intake.promises = tuning.promises
         scheduler.intake.gate = gate_for(config, config.policy, tuning)

@@ -49,12 +49,16 @@ class Groups:
 
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
         self._schedulers = schedulers
-        self._present = [scheduler.sequences for scheduler in schedulers]
+        rolls = [scheduler.sequences for scheduler in schedulers]
+        self._rolls = rolls
+        side_by_side = all(roll.census is rolls[0].census and roll.place == at for at, roll in enumerate(rolls))
+        self._counts = rolls[0].census.counts if side_by_side else None
 
     def choose(self, request: Request, now: float) -> int:
         """As `best`. Raises RequestRefused for a class of service that is not known."""
-        first, *others = self._schedulers
-        return self.best(first.intake.newcomer(request, now), now) if others else 0
+        if len(self._schedulers) == 1:
+            return 0
+        return self.best(self._schedulers[0].intake.newcomer(request, now), now)
 
     def best(self, newcomer: Sequence_, now: float) -> int:
         """Of several equal ones the first."""
@@ -65,8 +69,14 @@ class Groups:
         everybody = range(len(self._schedulers))
         if len(everybody) <= FORECASTS + HOLDERS:
             return list(everybody)
-        present = list(map(len, self._present))
-        return sorted({*_smallest(present, FORECASTS), *self._holders(newcomer)})
+        return sorted({*_smallest(self._present, FORECASTS), *self._holders(newcomer)})
+
+    @property
+    def _present(self) -> Sequence[int]:
+        """How many sequences each has."""
+        if self._counts is None:
+            return list(map(len, self._rolls))
+        return self._counts if len(self._counts) == len(self._rolls) else self._counts[: len(self._rolls)]
 
     def _holders(self, newcomer: Sequence_) -> list[int]:
         """Those that hold the most of the prompt, from its first block on, the first of equal ones."""

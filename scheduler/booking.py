@@ -16,13 +16,13 @@ def book_forward(
 ) -> Forward:
     """The workers' side of a forward. Who is sampled from is added to `sampling`, in the order of the plan, blocks that
     get full to `written`, and chunks that give log-probabilities of their prompt to `scored`."""
-    new_blocks = [
-        (sequence.slot, block)
-        for sequence in entering_a_block(mix.decodes, block_size)
-        for block in _unsent_blocks(sequence, sequence.computed // block_size + 1)
-    ]
+    new_blocks: list[tuple[int, int]] = []
     for sequence in mix.decodes:
-        sequence.computed = computed = sequence.computed + 1
+        computed = sequence.computed
+        if not computed % block_size:
+            unsent = _unsent_blocks(sequence, computed // block_size + 1)
+            new_blocks += [(sequence.slot, block) for block in unsent]
+        sequence.computed = computed = computed + 1
         sequence.pending += 1
         if not computed % block_size:
             written.append(Written(sequence, sequence.preemptions, computed - 1, computed))

@@ -9,13 +9,14 @@ given away in the same or the next plan. Several plans may be under way at once:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from scheduler.admission import check_request
 from scheduler.blocks import BlockPool
 from scheduler.booking import book_forward, entering_a_block, still_running
 from scheduler.budget import Batch
+from scheduler.census import Census, Roll
 from scheduler.config import SchedulerConfig
 from scheduler.directory import Directory
 from scheduler.errors import RequestRefused
@@ -44,7 +45,8 @@ KV_CAPACITY = "kv_capacity"
 class Scheduler:
     """`prefix_key`: secret bytes (up to 64) for the digests of blocks, where clients do not trust each other.
 
-    `directory`: where it is told which blocks' content is known here, beside that of other schedulers.
+    `directory`: where it is told which blocks' content is known here, and `census`, how many sequences are here, beside
+    those of other schedulers.
     With a role other than `both` sequences travel between schedulers (see `exchange`): those have to have the same
     `prefix_key`, and one count of `orders`, by which sequences are older or younger.
     """
@@ -58,11 +60,12 @@ class Scheduler:
         role: Role = "both",
         orders: Iterator[int] | None = None,
         directory: Directory | None = None,
+        census: Census | None = None,
     ) -> None:
         self.config = config
         self.policy = policy
         self.pool = BlockPool(config.num_blocks, config.block_size, directory)
-        self._sequences: dict[str, Sequence] = {}
+        self._sequences = Roll(Census() if census is None else census)
         self._waiting = Line() if role == "decode" else FairLine()
         self.prefixes = Prefixes(self.pool, enabled=config.prefix_caching, key=prefix_key)
         self.host = HostPool(config.swap_blocks, self.pool)
@@ -132,8 +135,8 @@ class Scheduler:
         return self._sequences.get(request_id)
 
     @property
-    def sequences(self) -> Mapping[str, Sequence]:
-        """Running, waiting or held, by request. The mapping stays the same object, and what is in it changes."""
+    def sequences(self) -> Roll:
+        """Running, waiting or held, by request. To look into: it stays the same object."""
         return self._sequences
 
     def fail_all(self, reason: str) -> None:

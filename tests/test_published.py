@@ -13,15 +13,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks.live_fidelity import Corrected, mixed, row
-from benchmarks.publications.distserve import OPT_13B_COST
+from benchmarks.publications.bound import COST, highest, sustained
+from benchmarks.publications.classes import EachClass, in_time, kept_by_class
+from benchmarks.publications.distserve import MOST_TOGETHER, OPT_13B, OPT_13B_COST, PromptsFirst
 from benchmarks.publications.forwards import tile
-from benchmarks.publications.mooncake import spread
+from benchmarks.publications.held import machine_of, served
+from benchmarks.publications.mooncake import in_time_alone, spread
 from benchmarks.publications.options import Options
 from benchmarks.publications.sarathi import ablation
 from benchmarks.published import ITEMS
 from benchmarks.scaling import actor, costs, one
-from cluster.simulated.seen import SeenRequest
-from cluster.workloads import PlannedRequest, RandomPrompt, TraceRow
+from cluster.config import EngineConfig
+from cluster.simulated.seen import SeenIterations, SeenRequest, Simulation
+from cluster.workloads import OpenLoop, PlannedRequest, RandomPrompt, TraceRow
 from scheduler.roofline import Features
 from scheduler.slo import Promise
 
@@ -62,8 +66,47 @@ def test_the_command_of_the_docs_runs_as_it_stands() -> None:
     assert json.loads(ran.stdout.splitlines()[0])["item"] == "forward"
 
 
+def test_prompts_first_has_no_stream_in_it_while_one_waits() -> None:
+    config = EngineConfig(model="OPT-13B", policy="whole", groups=1, block_size=16)
+    loads = OpenLoop([PlannedRequest(RandomPrompt(1500, str(n)), 6, 0.02 * n) for n in range(12)])
+    machine = machine_of(config, OPT_13B, OPT_13B_COST)
+    first, owed = (
+        served(config, machine, loads, own=own) for own in (lambda config: PromptsFirst(MOST_TOGETHER), None)
+    )
+    assert max(first.requests[0].gaps) > 2 * max(owed.requests[0].gaps), "it waits for all prompts there are"
+    assert len(first.requests[0].tokens) == len(owed.requests[0].tokens) == 6
+
+
+def test_no_more_than_what_a_gpu_has_time_for() -> None:
+    """Prompts alone, of 1,000 tokens: by their time in a large batch, and more where a tenth need not be served."""
+    rows = [TraceRow(0.1 * number, 1000, 1) for number in range(400)]
+    alone = COST.predict(Features().with_chunk(0, 8000)) / 8
+    everything, most = sustained(rows, 1.0), sustained(rows, 0.9)
+    assert 0.8 / alone < everything < 1.6 / alone
+    assert most == pytest.approx(everything / 0.9, rel=1e-3)
+    assert highest(rows) > most, "what came before the end may be done after it"
+
+
+def test_each_class_is_judged_by_its_own_promise() -> None:
+    def seen(kind: str, ended: float, *tokens: float) -> SeenRequest:
+        planned = PlannedRequest(RandomPrompt(5, kind), len(tokens), 0.0, kind=kind)
+        return SeenRequest(planned, 0.0, 5, Promise(6.0, 0.05), tokens=array("d", tokens), ended=ended)
+
+    late, slow, slower = seen("interactive", 7.0, 6.5, 6.54), seen("soon", 599, 9, 599), seen("soon", 601, 9, 601)
+    assert [in_time(of) for of in (late, slow, slower)] == [False, True, False]
+    run = Simulation([late, slow, slower, seen("later", 1700, 9, 1700)], SeenIterations(), 1700, 1, 1)
+    assert kept_by_class(run) == {"interactive": 0.0, "soon": 0.5, "later": 1.0}
+    assert EachClass(delay_s=0.0).broken(run) == "interactive: 0.0% kept"
+
+
+def test_prompts_that_no_idle_gpu_computes_in_time_are_told_apart() -> None:
+    """At about 20 ms for 256 tokens and 8,192 together, 2 s are some 20,000 tokens."""
+    assert in_time_alone(TraceRow(0.0, 10_000, 5), 2.0)
+    assert not in_time_alone(TraceRow(0.0, 60_000, 5), 2.0)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["forward", "capacity", "distserve", "niyama", "mooncake"])
+@pytest.mark.parametrize("name", ["forward", "capacity", "distserve", "niyama", "classes", "mooncake"])
 def test_each_item_runs(name: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     rows = ({"timestamp": 500 * n, "input_length": 600, "output_length": 9, "hash_ids": [n % 7, n]} for n in range(60))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from benchmarks.publications.held import capacity_of, engine, machine_of, told, with_ratios
 from benchmarks.publications.loads import by_rate, drawn
 from benchmarks.publications.options import Options, Row
 from cluster.simulated.capacity import Criterion
+from scheduler.budget import Batch
+from scheduler.policies import Mix
+from scheduler.policies.whole import WholePolicy
 from scheduler.roofline import Features, ModelShape
 
 
@@ -45,30 +49,48 @@ OPT_66B_TP4_COST = FittedByOthers(
 """From DistServe's repository (LLMServe/DistServe, Apache-2.0), fitted by its authors on A100-80."""
 
 
+class PromptsFirst(WholePolicy):
+    """As the vLLM that DistServe was measured against: streams have a token when no prompt waits any more."""
+
+    name: ClassVar[str] = "prompts first"
+
+    def compose(self, batch: Batch) -> list[Mix]:
+        return super().compose(Batch(batch.prefills, [], batch.now) if batch.prefills else batch)
+
+
+MOST_TOGETHER = 2048
+"""Tokens of prompts that share an iteration there, unless a single one is longer."""
+DIVISIONS = ((1, 1), (2, 1), (3, 1), (1, 2))
+"""Groups that prefill and that decode: the authors choose these, too, for each load."""
+
+
 def distserve(options: Options) -> Iterator[Row]:
-    """Groups that do everything against as many that are divided, at 90 % attainment."""
+    """What each GPU carries of groups that do everything, and of groups that are divided, at 90 % attainment."""
     chat = drawn("lognormal:600:0.8", "lognormal:150:0.8", 2048)
     long = drawn("lognormal:1650:0.15", "lognormal:75:0.6", 2048)
     settings = (
-        ("13B, 512 + 64 tokens", OPT_13B, OPT_13B_COST, 1, 2, [(512, 64)], 0.4, 0.04),
-        ("13B chat", OPT_13B, OPT_13B_COST, 1, 1, chat, 0.25, 0.1),
-        ("66B chat", OPT_66B, OPT_66B_TP4_COST, 4, 1, chat, 2.5, 0.15),
-        ("66B summarisation", OPT_66B, OPT_66B_TP4_COST, 4, 1, long, 15.0, 0.15),
+        ("13B, 512 + 64 tokens", OPT_13B, OPT_13B_COST, 1, [(512, 64)], 0.4, 0.04),
+        ("13B chat", OPT_13B, OPT_13B_COST, 1, chat, 0.25, 0.1),
+        ("66B chat", OPT_66B, OPT_66B_TP4_COST, 4, chat, 2.5, 0.15),
+        ("66B summarisation", OPT_66B, OPT_66B_TP4_COST, 4, long, 15.0, 0.15),
     )
-    for name, shape, cost, tp, prefill, pairs, ttft, tpot in settings:
-        groups = prefill + 1
-        apart = {"mode": "separated", "prefill_groups": prefill, "decode_groups": 1, "prefill_policy": "whole"}
-        ways: tuple[tuple[str, str, Row], ...] = (
-            ("whole", "whole", {"groups": groups}),
-            ("chunked 512", "chunked", {"groups": groups}),
-            ("slo", "slo", {"groups": groups}),
-            (f"separated {prefill}:1", "chunked", apart),
-        )
+    for name, shape, cost, tp, pairs, ttft, tpot in settings:
+        ways: list[tuple[str, str, int, Row]] = [
+            ("prompts first", "whole", 2, {}),
+            ("whole", "whole", 2, {}),
+            ("chunked 512", "chunked", 2, {}),
+        ]
+        ways += [("slo", "slo", 2, {})]
+        for prefill, decode in DIVISIONS:
+            apart = {"mode": "separated", "prefill_groups": prefill, "decode_groups": decode, "prefill_policy": "whole"}
+            ways += [(f"separated {prefill}:{decode}", "chunked", prefill + decode, apart)]
         found = []
-        for way, policy, more in ways:
+        for way, policy, groups, more in ways:
             slo = {"ttft_ms": 1e3 * ttft, "tpot_ms": 1e3 * tpot}
-            config = engine(shape.name, policy, tp=tp, block_size=16, **slo, **more)
+            config = engine(shape.name, policy, tp=tp, block_size=16, **slo, **(more or {"groups": groups}))
             machine, load = machine_of(config, shape, cost), by_rate(pairs, options)
-            held = capacity_of(config, machine, load, Criterion(0.9), options.seeds)
-            found.append({"setting": name, "policy": way, "GPUs": groups * tp, **told(held)})
-        yield from with_ratios(found, "whole")
+            own = (lambda config: PromptsFirst(MOST_TOGETHER)) if way == PromptsFirst.name else None
+            held = capacity_of(config, machine, load, Criterion(0.9), options.seeds, own)
+            gpus, row = groups * tp, told(held)
+            found.append({"setting": name, "policy": way, "GPUs": gpus, **row, "rate": round(row["rate"] / gpus, 3)})
+        yield from with_ratios(found, PromptsFirst.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,14 @@ from benchmarks.publications.loads import Load
 from benchmarks.publications.options import Row
 from cluster.config import EngineConfig
 from cluster.simulated.capacity import Capacity, Criterion, capacity
-from cluster.simulated.cluster import EXACT, simulate
+from cluster.simulated.cluster import EXACT, SimulatedCluster
 from cluster.simulated.machine import Machine, by_hardware
 from cluster.simulated.seen import Simulation
+from cluster.simulated.virtual_time import run_virtual
+from cluster.workloads import OpenLoop
 from scheduler.costmodel import CostModel
 from scheduler.hardware import gpu
+from scheduler.policies import Policy
 from scheduler.roofline import ModelShape
 from scheduler.shapes import known_shape
 
@@ -30,10 +34,30 @@ def machine_of(config: EngineConfig, shape: ModelShape | None = None, cost: Cost
     return machine if cost is None else replace(machine, cost=cost)
 
 
-def capacity_of(config: EngineConfig, machine: Machine, load: Load, criterion: Criterion, seeds: int) -> Capacity:
+Own = Callable[[EngineConfig], Policy]
+"""Makes a policy that only a publication has, for each group."""
+
+
+def served(
+    config: EngineConfig, machine: Machine, load: OpenLoop, may_miss: int | None = None, own: Own | None = None
+) -> Simulation:
+    """A load on simulated groups, under the configuration's policy or one of the publication's own."""
+
+    async def serve(cluster: SimulatedCluster) -> Simulation:
+        if own is not None:
+            for loop in cluster.loops:
+                loop.scheduler.policy = own(config)
+        return await cluster.serve(load)
+
+    return run_virtual(lambda loop: serve(SimulatedCluster(config, machine, EXACT, loop, may_miss)))
+
+
+def capacity_of(
+    config: EngineConfig, machine: Machine, load: Load, criterion: Criterion, seeds: int, own: Own | None = None
+) -> Capacity:
     def run_at(rate: float, seed: int) -> Simulation:
         workload = load(rate, seed)
-        return simulate(config, machine, workload, EXACT, criterion.may_miss(len(workload.requests)))
+        return served(config, machine, workload, criterion.may_miss(len(workload.requests)), own)
 
     return capacity(run_at, criterion, range(seeds))
 

@@ -6,14 +6,12 @@ import statistics
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from benchmarks.publications.held import A100, capacity_of, engine, machine_of, told, with_ratios
+from benchmarks.publications.held import A100, capacity_of, engine, machine_of, served, told, with_ratios
 from benchmarks.publications.loads import arriving, by_rate, sharegpt
 from benchmarks.publications.options import Options, Row
 from cluster.config import EngineConfig
 from cluster.simulated.capacity import Criterion
-from cluster.simulated.cluster import EXACT, SimulatedCluster
 from cluster.simulated.seen import Simulation, quantile_of
-from cluster.simulated.virtual_time import run_virtual
 from cluster.workloads import OpenLoop
 from scheduler.budget import NOTHING_WANTED, Batch, StaticBudget
 from scheduler.policies.base import Mix, YoungestVictim, fill_with_chunks
@@ -55,13 +53,8 @@ def ablation(options: Options) -> Iterator[Row]:
 
 
 def _ablated(config: EngineConfig, way: str, load: OpenLoop) -> Simulation:
-    async def serve(cluster: SimulatedCluster) -> Simulation:
-        if way == "chunking only":
-            for loop in cluster.loops:
-                loop.scheduler.policy = ApartPolicy(config.chunk_size)
-        return await cluster.serve(load)
-
-    return run_virtual(lambda loop: serve(SimulatedCluster(config, machine_of(config), EXACT, loop)))
+    own = (lambda engine: ApartPolicy(engine.chunk_size)) if way == "chunking only" else None
+    return served(config, machine_of(config), load, own=own)
 
 
 def _median_ttft(run: Simulation) -> float:

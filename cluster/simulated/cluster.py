@@ -15,6 +15,7 @@ from cluster.config import EngineConfig
 from cluster.loop import IterationLoop, IterationRecord
 from cluster.routing import Groups
 from cluster.simulated.executor import SimulatedExecutor, until
+from cluster.simulated.groups import config_of, roles_of
 from cluster.simulated.machine import Machine
 from cluster.simulated.prompts import prompt_tokens
 from cluster.simulated.seen import KeptRequests, SeenIterations, SeenRequest, Simulation, Step
@@ -229,8 +230,9 @@ class SimulatedCluster:
         """Give a request to the group with the smallest predicted TTFT. Returns what its end sets; None: refused."""
         number, now = next(self._numbers), self._virtual.time()
         prompt = prompt_tokens(planned, number, self._machine.info.vocab_size)
-        request = Request(str(number), prompt, planned.output_tokens)
-        seen = SeenRequest(planned, now, len(prompt), self._tuning.promises.promise(len(prompt)))
+        service = slo_class_of(planned)
+        request = Request(str(number), prompt, planned.output_tokens, slo_class=service, tenant=service)
+        seen = SeenRequest(planned, now, len(prompt), self._tuning.promises.promise(len(prompt), service))
         self._keeper.came(seen)
         try:
             self._entries[self._groups.choose(request, now)].add(request)
@@ -290,22 +292,10 @@ class _Numbered:
         self.cluster.ends(deltas, served)
 
 
-def roles_of(config: EngineConfig) -> list[Role]:
-    """Of each group, in their order. Raises ValueError for what is not simulated."""
-    if not config.separated:
-        both: list[Role] = ["both"] * config.groups
-        return both
-    if {config.prefill_tp or config.tp, config.decode_tp or config.tp} != {config.tp}:
-        raise ValueError("simulated groups have one tensor-parallel degree; leave out --prefill-tp and --decode-tp")
-    prefill: list[Role] = ["prefill"] * config.prefill_groups
-    decode: list[Role] = ["decode"] * config.decode_groups
-    return prefill + decode
-
-
-def config_of(config: EngineConfig, role: Role) -> EngineConfig:
-    """With the policy that groups of a role have."""
-    own = config.prefill_policy if role == "prefill" else None
-    return config if own is None else config.model_copy(update={"policy": own})
+def slo_class_of(planned: PlannedRequest) -> str:
+    """The class of service that it asks for by name, as in a request's body. Those of one class wait as one tenant."""
+    asked = planned.extra.get("slo")
+    return asked if isinstance(asked, str) else ""
 
 
 def _over(request: SeenRequest) -> bool:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from cluster.assembly import Common
-from cluster.routing import choose, choose_again, takers
+from cluster.routing import _smallest, choose, choose_again, takers
 from scheduler.costmodel import Coefficients, OnlineCostModel
 from scheduler.exchange import Role
 from scheduler.gate import Gate
@@ -83,6 +86,11 @@ def test_of_many_groups_the_shortest_queues_and_those_that_hold_the_prompt_are_a
     serve(loops[17], request("before", 800))
     loops[17].scheduler.add(request("q", 30, salt=5), 0.0)
     assert choose(loops, request("r", 810), 0.0) is loops[17]
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(1, 30))
+def test_the_smallest_are_those_that_sorting_puts_first(values: list[int], count: int) -> None:
+    assert _smallest(values, count) == sorted(range(len(values)), key=values.__getitem__)[:count]
 
 
 def test_of_many_that_hold_the_beginning_those_that_hold_the_most_are_asked() -> None:

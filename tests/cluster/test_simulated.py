@@ -181,3 +181,11 @@ def test_prompts_share_what_they_were_planned_to_share(tokens: int, blocks: list
     assert len(one) == len(two) == tokens
     assert one[:common] == two[:common]
     assert not set(one[common:]) & set(two[common:])
+
+
+def test_a_request_is_promised_what_its_class_is() -> None:
+    config = config_of("slo", slo_classes={"soon": {"ttft_ms": 90_000, "tpot_ms": 200}})
+    asked = PlannedRequest(RandomPrompt(100, "asked"), 3, 0.0, extra={"slo": "soon"})
+    run = simulate(config, machine_of(config), OpenLoop([planned(0.0, 100, 3), asked]))
+    promised = [seen.promise for seen in run.requests]
+    assert [(of.ttft_s, of.tpot_s) for of in promised if of is not None] == [(2.0, 0.05), (90.0, 0.2)]

@@ -40,8 +40,10 @@ def test_a_line_is_in_order_whoever_comes_back_and_whoever_leaves(orders: list[i
         line.join(sequences[order])
     assert [s.order for s in line] == sorted(orders)
     for order in data.draw(st.permutations(orders)):
+        assert line.tokens == sum(len(s.tokens) for s in line)
         line.leave(sequences[order])
         assert sequences[order] not in line
+    assert line.tokens == 0
     with pytest.raises(ValueError, match="'r3' is not in this line"):
         line.leave(sequences[3])
 

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from scheduler.codec import decode_plan, decode_result, encode_plan, encode_result
+from scheduler.gate import Present
 from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment, Swap
 from scheduler.request import Delta, Request, TokenLogprob
 from scheduler.residents import MOST_PREEMPTIONS
@@ -254,6 +255,8 @@ class Run:
 
     def check(self) -> None:
         self.scheduler.check()
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        assert self.scheduler.intake.present == Present.of(running, waiting), "what is known of it is as it is"
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
             assert sequence.gave_way <= MOST_PREEMPTIONS, "no thrash"
 
