@@ -19,6 +19,8 @@ from scheduler.solver import Load as Prompts
 from scheduler.solver import Solver
 
 MODEL = "Llama-3.1-8B"
+REFUSING = "slo, refusing"
+"""Whom it cannot serve in time as far as it can tell, instead of serving them when there is room."""
 KEPT = 0.9
 """Of the requests that can be in time at all."""
 
@@ -48,8 +50,10 @@ def in_time_alone(row: TraceRow, ttft_s: float) -> bool:
 def _held(rows: Sequence[TraceRow], which: str, ttft: float, tpot: float, attainment: float) -> Iterator[Row]:
     mean = round(sum(row.prompt_tokens for row in rows) / len(rows))
     about = {"rows": which, "n": len(rows), "mean prompt": mean, "TTFT ms": ttft, "TPOT ms": tpot}
-    for way, policy, chunk in ways((256, 512, 1024, 2048)):
-        config = engine(MODEL, policy, chunk_size=chunk, ttft_ms=ttft, tpot_ms=tpot, max_running=256)
+    for way, policy, chunk in (*ways((256, 512, 1024, 2048)), (REFUSING, "slo", 512)):
+        hopeless = "reject" if way == REFUSING else "best-effort"
+        promised = {"ttft_ms": ttft, "tpot_ms": tpot, "on_infeasible": hopeless}
+        config = engine(MODEL, policy, chunk_size=chunk, max_running=256, **promised)
         held = capacity_of(config, machine_of(config), _faster_or_slower(rows), Criterion(attainment), 1)
         yield {**about, "attainment": round(attainment, 3), "policy": way, **told(held)}
 
