@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
+import ray
 from ray.actor import ActorHandle
 from ray.dag import InputNode
-from ray.exceptions import RayChannelTimeoutError
+from ray.exceptions import RayChannelError, RayChannelTimeoutError
 from ray.experimental.compiled_dag_ref import CompiledDAGRef
 
 from cluster.recovery import in_words
@@ -22,6 +23,7 @@ MOST_UNDER_WAY = 4
 PARK_AFTER_S = 0.05
 """Longer than any pause between two iterations of a busy engine, and too short to be seen in a CPU's load."""
 LOOK_EVERY_S = 0.001
+LOOK_AT_RANKS_EVERY_S = 1.0
 FIRST_LOOK = 0.8
 """Nobody looks before this share of the shortest recent iteration is over."""
 
@@ -100,15 +102,28 @@ class CompiledTransport:
         clock = asyncio.get_running_loop().time
         started = clock()
         await asyncio.sleep(min(self._durations, default=0) * FIRST_LOOK)
+        looked = clock()
         while True:
+            if clock() > looked + LOOK_AT_RANKS_EVERY_S:
+                looked = clock()
+                self._look_at_ranks()
             try:
                 first: bytes = answer.get(timeout=0)
             except RayChannelTimeoutError:
                 answer = CompiledDAGRef(self._graph, index)  # one reference may be asked once
                 await asyncio.sleep(LOOK_EVERY_S)
+            except Exception as error:
+                raise _in_the_beginning(error) from None
             else:
                 self._durations.append(clock() - started)
                 return first
+
+    def _look_at_ranks(self) -> None:
+        """Raises why a rank reads its channels no more, where one does not: its answer would be waited for in vain."""
+        ended, _ = ray.wait(list(self._graph.worker_task_refs.values()), timeout=0)
+        if ended:
+            ray.get(ended[0])
+            raise RuntimeError("a rank has left the channels of its compiled graph")
 
     def _park(self) -> None:
         self._parked = self._write(PARK)
@@ -116,6 +131,12 @@ class CompiledTransport:
     def _wake(self) -> None:
         for rank in self._ranks:
             rank.wake.remote()
+
+
+def _in_the_beginning(error: Exception) -> Exception:
+    """Where a channel fails and no rank says why, Ray tells that it asked them in vain: what failed was the channel."""
+    asked = error.__cause__
+    return asked.__context__ if asked is not None and isinstance(asked.__context__, RayChannelError) else error
 
 
 class ActorTransport:

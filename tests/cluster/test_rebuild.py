@@ -197,6 +197,7 @@ async def test_the_other_group_goes_on(tiny_model_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport", ["compiled", "actor"])
 async def test_ten_kills_in_a_row_at_random_points(tiny_model_dir: Path, transport: str) -> None:
     rnd = random.Random(11)

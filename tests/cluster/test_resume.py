@@ -128,7 +128,7 @@ async def test_a_scheduler_killed_again_and_again(tiny_model_dir: Path, transpor
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport", ["compiled", "actor"])
 async def test_ten_kills_of_random_processes_at_random_points(tiny_model_dir: Path, transport: str) -> None:
     """Ranks that are killed, ranks that are stopped, and the scheduler; two front ends have 16 streams each."""
