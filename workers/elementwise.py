@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workers.attention.paged_decode import float_of_bits
+from workers.floats import exp
 from workers.kv_cache import Pages
 from workers.rope import rotate
 from workers.threads import as_many_threads_as_torch
@@ -118,29 +118,6 @@ def _on_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
 
 
-_LOG2_E = np.float32(math.log2(math.e))
-_SERIES = tuple(np.float32(math.log(2) ** k / math.factorial(k)) for k in range(7))
-_FAR = np.float32(87.0)
-"""e to this, and to its negative, are normal float32 numbers."""
-
-
-@numba.njit(inline="always")
-def _exp(x: Any) -> Any:
-    """e^x of a float32 within [-FAR, FAR], in operations that LLVM makes vectors of: 2^t = 2^n 2^(t - n)."""
-    x = min(max(x, -_FAR), _FAR)
-    t = x * _LOG2_E
-    whole = np.floor(t + np.float32(0.5))
-    part = t - whole
-    y = _SERIES[6]
-    y = y * part + _SERIES[5]
-    y = y * part + _SERIES[4]
-    y = y * part + _SERIES[3]
-    y = y * part + _SERIES[2]
-    y = y * part + _SERIES[1]
-    y = y * part + _SERIES[0]
-    return y * float_of_bits(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23))
-
-
 @Kernel
 def _add_and_norm(x: Any, more: Any, add: Any, weight: Any, eps: Any, out: Any) -> None:
     rows, n = x.shape
@@ -162,7 +139,7 @@ def _gated(gate_up: Any, out: Any) -> None:
     for i in numba.prange(rows):
         gate, up, result = gate_up[i, :n], gate_up[i, n:], out[i]
         for j in range(n):
-            result[j] = gate[j] / (np.float32(1.0) + _exp(-gate[j])) * up[j]
+            result[j] = gate[j] / (np.float32(1.0) + exp(-gate[j])) * up[j]
 
 
 @Kernel

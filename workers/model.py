@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -136,15 +137,15 @@ class LlamaModel:
         self.rope = Rope(config, max_model_len, device)
         self._eps = config.rms_norm_eps
         with Weights(folder, dtype, device, progress or (lambda count: None)) as weights:
-            self.embedding = weights.rows("model.embed_tokens.weight", self.shard.vocab)  # [vocab part, hidden]
             self.layers = [
                 Layer(weights, f"model.layers.{i}", self.shard, ranks, self._eps)
                 for i in range(config.num_hidden_layers)
             ]
             self.norm = weights.rows("model.norm.weight")
             tied = config.tie_word_embeddings or "lm_head.weight" not in weights
-            head = self.embedding if tied else weights.rows("lm_head.weight", self.shard.vocab)
-            self.head = Linear(head)
+            embedding = weights.rows("model.embed_tokens.weight", self.shard.vocab)  # [vocab part, hidden]
+            self.head = Linear(embedding if tied else weights.rows("lm_head.weight", self.shard.vocab))
+            self._look_up = self.head.rows if tied else partial(F.embedding, weight=embedding)
             self.bytes_read = weights.bytes_read
 
     @torch.inference_mode()
@@ -174,10 +175,10 @@ class LlamaModel:
 
     def _embed(self, tokens: Tensor) -> Tensor:
         if self.ranks.size == 1:
-            return F.embedding(tokens, self.embedding)
+            return self._look_up(tokens)
         local = tokens - self.shard.vocab.start
         mine = (local >= 0) & (local < self.shard.vocab.size)
-        rows = F.embedding(local.clamp(0, self.shard.vocab.size - 1), self.embedding)
+        rows = self._look_up(local.clamp(0, self.shard.vocab.size - 1))
         return self.ranks.sum(rows * mine.unsqueeze(1))
 
 

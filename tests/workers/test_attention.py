@@ -23,7 +23,6 @@ from workers.attention.cpu import CpuAttention
 from workers.attention.paged_chunk import Chunks, paged_chunk, paged_chunk_torch
 from workers.attention.paged_decode import paged_decode, paged_decode_torch
 from workers.kv_cache import KvCache, Pages
-from workers.linear import Linear
 from workers.loader import Weights
 from workers.model import LlamaModel, read_config
 from workers.parallel import Ranks
@@ -269,15 +268,3 @@ def test_backends_are_chosen_by_device() -> None:
         check_page_size(16, "cuda")
     with pytest.raises(ValueError, match="unknown attention backend 'magic'"):
         make_attention("magic", "cuda")
-
-
-@pytest.mark.parametrize("rows", [1, 8, 64, 300])
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_the_packed_linear_equals_the_plain_one(rows: int, with_bias: bool) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    weight = torch.randn(96, 72, generator=generator)
-    bias = torch.randn(96, generator=generator) if with_bias else None
-    x = torch.randn(rows, 72, generator=generator)
-    packed, plain = Linear(weight, bias), Linear(weight, bias, packed=False)
-    assert packed.packed
-    torch.testing.assert_close(packed(x), plain(x), atol=1e-4, rtol=1e-4)

@@ -19,10 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from workers.attention.blocks import scores_block, soften, values_block
 from workers.attention.paged_decode import as_arrays, widened
-from workers.attention.vectors import PANEL, ROWS, scores_block, soften, values_block
 from workers.kv_cache import Pages
 from workers.threads import as_many_threads_as_torch
+from workers.vectors import PANEL, ROWS
 
 TILE = 64
 """Keys of a tile: it, a panel of queries and one of sums stay in the processor's first cache."""

@@ -8,12 +8,18 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from numba.core import types
 from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 from torch import Tensor
 
+from workers.floats import exp, float_of_bits
 from workers.kv_cache import Pages
 from workers.threads import as_many_threads_as_torch
+from workers.vectors import Vectors
+
+TASKS_OF_THREAD = 4
+"""From so many sequences a thread on, all heads of one are one task, which reads its blocks from beginning to end."""
 
 
 def paged_decode(q: Tensor, k_pages: Pages, v_pages: Pages, block_table: Tensor, used: Tensor) -> Tensor:
@@ -24,7 +30,8 @@ def paged_decode(q: Tensor, k_pages: Pages, v_pages: Pages, block_table: Tensor,
     scale = np.float32(1.0 / math.sqrt(q.shape[2]))
     as_many_threads_as_torch()
     pages = *as_arrays(k_pages), *as_arrays(v_pages)
-    _kernel(q.contiguous().numpy(), *pages, block_table.numpy(), used.numpy(), out.numpy(), scale)
+    parts = 1 if len(q) >= TASKS_OF_THREAD * torch.get_num_threads() else k_pages.kv_heads
+    _kernel(q.contiguous().numpy(), *pages, block_table.numpy(), used.numpy(), out.numpy(), scale, parts)
     return out
 
 
@@ -56,25 +63,12 @@ def as_arrays(pages: Pages) -> tuple[NDArray[Any], NDArray[np.float32]]:
     return (values if bits is None else values.view(bits)).numpy(), scales.numpy()
 
 
-@intrinsic
-def _as_float(typing: Any, bits: Any) -> Any:
-    """The float32 that has these 32 bits."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(numba.float32))
-
-    return numba.float32(numba.uint32), build
-
-
 def widened(value: Any) -> Any:
     """A page's element, of numpy, as float32, but for its scale. What it is follows from its type (see `_AS_BITS`).
     Kernels are compiled with what is below instead."""
     if value.dtype == np.uint16:
         return (np.uint32(value) << np.uint32(16)).view(np.float32)
     return np.float32(value.view(np.float16) if value.dtype == np.int16 else value)
-
-
-float_of_bits: Any = _as_float
 
 
 @overload(widened, inline="always")
@@ -100,43 +94,84 @@ def _compile_widened(value: Any) -> Any:
     return number
 
 
+def _fetch(typing: Any, pages: Any, block: Any, offset: Any, head: Any) -> Any:
+    """Have a head's key or value, pages[block, offset, head], read into the cache."""
+    signature = types.void(pages, types.intp, types.intp, types.intp)
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vectors = Vectors(context, builder, signature, arguments)
+        vectors.fetch_all(*vectors.row(0, arguments[1:]))
+        return context.get_dummy_value()
+
+    return signature, build
+
+
+fetch: Any = intrinsic(_fetch)
+
+
 def _paged_decode(
-    q: Any, keys: Any, key_scales: Any, values: Any, value_scales: Any, table: Any, used: Any, out: Any, scale: Any
+    q: Any,
+    keys: Any,
+    key_scales: Any,
+    values: Any,
+    value_scales: Any,
+    table: Any,
+    used: Any,
+    out: Any,
+    scale: Any,
+    parts: Any,
 ) -> None:
-    """One task for each sequence and KV head: scores of its query heads, softmax, weighted sum."""
+    """A task for each sequence and part of its KV heads: scores of their query heads, softmax, weighted sum. Blocks
+    lie anywhere, so that the processor cannot foresee which comes next: it is told, one block ahead."""
     n, heads, d = q.shape
     block_size, kv_heads = keys.shape[1], keys.shape[2]
-    groups = heads // kv_heads
-    for task in numba.prange(n * kv_heads):
-        s, h = task // kv_heads, task % kv_heads
+    groups, own = heads // kv_heads, kv_heads // parts
+    for task in numba.prange(n * parts):
+        s, first_head = task // parts, task % parts * own
         length = used[s]
-        scores = np.empty((groups, length), dtype=np.float32)
-        for t in range(length):
-            block, offset = table[s, t // block_size], t % block_size
-            key, worth = keys[block, offset, h], key_scales[block, offset, h]
-            for g in range(groups):
-                query = q[s, h * groups + g]
-                dot = np.float32(0.0)
-                for j in range(d):
-                    dot += query[j] * widened(key[j])
-                scores[g, t] = dot * scale * worth
-        for g in range(groups):
+        scores = np.empty((own * groups, length), dtype=np.float32)
+        for start in range(0, length, block_size):
+            block, following = (
+                table[s, start // block_size],
+                table[s, min(start + block_size, length - 1) // block_size],
+            )
+            for offset in range(min(block_size, length - start)):
+                for h in range(first_head, first_head + own):
+                    fetch(keys, following, offset, h)
+                    key, worth = keys[block, offset, h], key_scales[block, offset, h] * scale
+                    for g in range(groups):
+                        query = q[s, h * groups + g]
+                        dot = np.float32(0.0)
+                        for j in range(d):
+                            dot += query[j] * widened(key[j])
+                        scores[(h - first_head) * groups + g, start + offset] = dot * worth
+        for g in range(own * groups):
             row = scores[g]
-            top = row.max()
+            top = row[0]
+            for t in range(length):
+                top = max(top, row[t])
             total = np.float32(0.0)
             for t in range(length):
-                row[t] = np.exp(row[t] - top)
+                row[t] = exp(row[t] - top)
                 total += row[t]
-            acc = out[s, h * groups + g]
-            acc[:] = 0.0
+            share = np.float32(1.0) / total
             for t in range(length):
-                block, offset = table[s, t // block_size], t % block_size
-                value = values[block, offset, h]
-                p = row[t] * value_scales[block, offset, h]
-                for j in range(d):
-                    acc[j] += p * widened(value[j])
-            for j in range(d):
-                acc[j] /= total
+                row[t] *= share
+        out[s, first_head * groups : (first_head + own) * groups] = 0.0
+        for start in range(0, length, block_size):
+            block, following = (
+                table[s, start // block_size],
+                table[s, min(start + block_size, length - 1) // block_size],
+            )
+            for offset in range(min(block_size, length - start)):
+                for h in range(first_head, first_head + own):
+                    fetch(values, following, offset, h)
+                    value, worth = values[block, offset, h], value_scales[block, offset, h]
+                    for g in range(groups):
+                        p = scores[(h - first_head) * groups + g, start + offset] * worth
+                        acc = out[s, h * groups + g]
+                        for j in range(d):
+                            acc[j] += p * widened(value[j])
 
 
-_kernel: Any = numba.njit(parallel=True, fastmath=True, cache=True)(_paged_decode)
+_kernel: Any = numba.njit(parallel=True, fastmath={"contract", "reassoc", "nsz"}, cache=True)(_paged_decode)

@@ -15,7 +15,6 @@ from typing import Any
 from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba.core import cgutils as _cgutils
 from numba.core import types
-from numba.extending import intrinsic
 
 _WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
 LANES = 16 if _WIDE else 8
@@ -23,6 +22,9 @@ VECTORS = 3
 PANEL = VECTORS * LANES
 ROWS = 8 if _WIDE else 4
 """Rows of a block: with VECTORS each they leave a few of the 32 (without AVX-512: 16) registers for what is read."""
+
+LINE = 64
+"""Bytes of a cache line."""
 
 cgutils: Any = _cgutils
 
@@ -37,91 +39,7 @@ TERMS = 7
 """Of the series of 2^x around 0: the next one is below the rounding for |x| <= 1/2."""
 
 
-def _scores_block(
-    typing: Any, rows: Any, at_row: Any, stride: Any, panel: Any, at_panel: Any, count: Any, out: Any, at_out: Any
-) -> Any:
-    """out[r] = sum over k < count of rows[r, k] * panel[k], for ROWS rows r that are `stride` apart.
-
-    panel [count, PANEL], out [ROWS, PANEL].
-    """
-    n = types.intp
-    signature = types.void(rows, n, n, panel, n, n, out, n)
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vectors = _Vectors(context, builder, signature, arguments)
-        _, at_row, stride, _, at_panel, count, _, at_out = arguments
-        places = vectors.place(0, at_row), vectors.place(3, at_panel), vectors.place(6, at_out)
-        vectors.multiply(*places, of_row=stride, of_step=vectors.number(1), count=count, add=False)
-        return context.get_dummy_value()
-
-    return signature, build
-
-
-def _values_block(
-    typing: Any, columns: Any, at_column: Any, stride: Any, panel: Any, count: Any, out: Any, at_out: Any
-) -> Any:
-    """out[c] += sum over k < count of columns[k, c] * panel[k], for ROWS columns c; the rows are `stride` apart.
-
-    panel [count, PANEL] from its beginning, out [ROWS, PANEL].
-    """
-    n = types.intp
-    signature = types.void(columns, n, n, panel, n, out, n)
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vectors = _Vectors(context, builder, signature, arguments)
-        _, at_column, stride, _, count, _, at_out = arguments
-        places = vectors.place(0, at_column), vectors.place(3, vectors.number(0)), vectors.place(5, at_out)
-        vectors.multiply(*places, of_row=vectors.number(1), of_step=stride, count=count, add=True)
-        return context.get_dummy_value()
-
-    return signature, build
-
-
-def _soften(
-    typing: Any, scores: Any, count: Any, tops: Any, totals: Any, at_top: Any, out: Any, at_out: Any, width: Any
-) -> Any:
-    """One step of a softmax that comes piece by piece (Milakov and Gimelshein, Online normalizer calculation for
-    softmax, 2018): scores [count, PANEL] become exp(score - largest so far of their column). tops and totals [PANEL],
-    the largest and the sum of each column so far, and out [width, PANEL], its weighted sum so far, are brought to that.
-    """
-    n = types.intp
-    signature = types.void(scores, n, tops, totals, n, out, n, n)
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vectors = _Vectors(context, builder, signature, arguments)
-        _, count, _, _, at_top, _, at_out, width = arguments
-        zero = vectors.number(0)
-        scores, tops, totals, out = (
-            vectors.place(index, at) for index, at in ((0, zero), (2, at_top), (3, at_top), (5, at_out))
-        )
-        old = vectors.panel(tops)
-        new = vectors.kept(old)
-        with vectors.each(count, scores) as row:
-            for vector, score in zip(new, vectors.panel(row), strict=True):
-                builder.store(vectors.larger(score, builder.load(vector)), vector)
-        top = [builder.load(vector) for vector in new]
-        shrunk = [vectors.exp(builder.fsub(before, after)) for before, after in zip(old, top, strict=True)]
-        total = vectors.kept(builder.fmul(s, t) for s, t in zip(shrunk, vectors.panel(totals), strict=True))
-        with vectors.each(count, scores) as row:
-            weights = [vectors.exp(builder.fsub(s, t)) for s, t in zip(vectors.panel(row), top, strict=True)]
-            vectors.write_panel(weights, row)
-            for vector, weight in zip(total, weights, strict=True):
-                builder.store(builder.fadd(builder.load(vector), weight), vector)
-        with vectors.each(width, out) as row:
-            vectors.write_panel([builder.fmul(x, s) for x, s in zip(vectors.panel(row), shrunk, strict=True)], row)
-        vectors.write_panel(top, tops)
-        vectors.write_panel([builder.load(vector) for vector in total], totals)
-        return context.get_dummy_value()
-
-    return signature, build
-
-
-scores_block: Any = intrinsic(_scores_block)
-values_block: Any = intrinsic(_values_block)
-soften: Any = intrinsic(_soften)
-
-
-class _Vectors:
+class Vectors:
     """Instructions on vectors of LANES numbers, added where the builder is. What is kept over a loop is kept in what
     LLVM turns into registers."""
 
@@ -136,21 +54,69 @@ class _Vectors:
     def number(self, value: int) -> Any:
         return ir.Constant(self._context.get_value_type(types.intp), value)
 
-    def multiply(self, left: Any, panel: Any, out: Any, *, of_row: Any, of_step: Any, count: Any, add: bool) -> None:
-        """out[r] = (out[r] +) sum over k < count of left[r * of_row + k * of_step] * panel[k], for ROWS rows r."""
+    def multiply(
+        self,
+        left: Any,
+        panel: Any,
+        out: Any,
+        *,
+        of_row: Any,
+        of_step: Any,
+        count: Any,
+        add: bool,
+        rows: int = ROWS,
+        of_out: Any = None,
+        ahead: Any = None,
+        lines: int = 0,
+    ) -> None:
+        """out[r] = (out[r] +) sum over k < count of left[r * of_row + k * of_step] * panel[k], for `rows` rows r.
+
+        Rows of out are `of_out` apart (None: PANEL). With each k the processor is asked for the next `lines` cache
+        lines from `ahead` on.
+        """
         builder = self._builder
-        rows = [builder.gep(left, [builder.mul(of_row, self.number(r))]) for r in range(ROWS)]
-        outs = [builder.gep(out, [self.number(r * PANEL)]) for r in range(ROWS)]
+        of_out = self.number(PANEL) if of_out is None else of_out
+        lefts = [builder.gep(left, [builder.mul(of_row, self.number(r))]) for r in range(rows)]
+        outs = [builder.gep(out, [builder.mul(of_out, self.number(r))]) for r in range(rows)]
         sums = [self.kept(self.panel(row) if add else [self.all_of(0.0)] * VECTORS) for row in outs]
         with cgutils.for_range(builder, count) as loop:
+            for line in range(lines):
+                at = builder.add(builder.mul(loop.index, self.number(lines)), self.number(line))
+                self.fetch(builder.gep(ahead, [builder.mul(at, self.number(LINE // 4))]))
             step = builder.mul(loop.index, of_step)
             right = self.panel(builder.gep(panel, [builder.mul(loop.index, self.number(PANEL))]))
-            for row, kept in zip(rows, sums, strict=True):
+            for row, kept in zip(lefts, sums, strict=True):
                 factor = self._spread(builder.load(builder.gep(row, [step])))
                 for vector, x in zip(kept, right, strict=True):
                     builder.store(self.fused(factor, x, builder.load(vector)), vector)
         for row, kept in zip(outs, sums, strict=True):
             self.write_panel([builder.load(vector) for vector in kept], row)
+
+    def fetch(self, place: Any) -> None:
+        """Have the cache line of an address read into the cache. Of an address that there is not, nothing comes."""
+        address = self._builder.bitcast(place, ir.IntType(8).as_pointer())
+        number = [ir.Constant(_INT, value) for value in (0, 3, 1)]  # to read, into the nearest cache, of data
+        kind = ir.FunctionType(ir.VoidType(), [address.type, *(x.type for x in number)])
+        function = cgutils.get_or_insert_function(self._builder.module, kind, "llvm.prefetch.p0")
+        self._builder.call(function, [address, *number])
+
+    def fetch_all(self, place: Any, size: Any) -> None:
+        """Have `size` bytes from an address on read into the cache."""
+        nothing, line = self.number(0), self.number(LINE)
+        first = self._builder.bitcast(place, ir.IntType(8).as_pointer())
+        with cgutils.for_range_slice(self._builder, nothing, size, line, inc=True) as (offset, _):
+            self.fetch(self._builder.gep(first, [offset]))
+
+    def row(self, argument: int, indices: Any) -> tuple[Any, Any]:
+        """Of an array that is an argument, where its last dimension at these indices of the others begins, and the
+        bytes that it takes."""
+        kind = self._signature.args[argument]
+        found = self._context.make_array(kind)(self._context, self._builder, self._arguments[argument])
+        strides, shape = (cgutils.unpack_tuple(self._builder, x) for x in (found.strides, found.shape))
+        first = self._builder.bitcast(found.data, ir.IntType(8).as_pointer())
+        for stride, index in zip(strides, indices, strict=False):
+            first = self._builder.gep(first, [self._builder.mul(stride, index)])
+        return first, self._builder.mul(shape[-1], strides[-1])
 
     def each(self, count: Any, panels: Any) -> Any:
         """A loop over so many panels: `with` gives the address of each."""

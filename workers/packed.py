@@ -1,0 +1,155 @@
+"""x W^T with the rows of W laid side by side in panels, read once and in order: a numba kernel, and the same in torch.
+
+A panel is PANEL rows of W, transposed: [in, PANEL]. A block of sums, some rows of x by one panel, stays in registers
+while both are gone through, and meanwhile the panel after it is fetched: where x has few rows, a product takes about as
+long as reading W. Each number of the result is summed up in the order of the inputs, whatever else is computed with it:
+a row's result does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numba.core import types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from workers.threads import as_many_threads_as_torch
+from workers.vectors import LINE, PANEL, ROWS, Vectors
+
+ROWS_OF_TASK = 128
+"""Of x, at most: what a task reads again for each of its panels stays in the second cache."""
+
+
+class Packed:
+    """A matrix [out, in] of float32 on CPU, in panels. The plain one is not kept."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.out_features, self.in_features = weight.shape
+        panels = -(-self.out_features // PANEL)
+        self._panels = torch.empty(panels, self.in_features, PANEL)
+        whole = self.out_features // PANEL
+        self._panels[:whole] = weight[: whole * PANEL].view(whole, PANEL, self.in_features).transpose(1, 2)
+        if whole < panels:
+            self._panels[whole] = 0.0
+            self._panels[whole, :, : self.out_features - whole * PANEL] = weight[whole * PANEL :].T
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x [rows, in] -> x W^T, [rows, out]."""
+        out = x.new_empty(x.shape[0], self.out_features)
+        as_many_threads_as_torch()
+        flat = x.contiguous().numpy().reshape(-1), out.numpy().reshape(-1)
+        _multiply(flat[0], len(x), self._panels.numpy(), flat[1], self.out_features, ROWS_OF_TASK)
+        return out
+
+    def rows(self, which: Tensor) -> Tensor:
+        """which [n] -> these rows of W, [n, in]."""
+        out = torch.empty(len(which), self.in_features)
+        as_many_threads_as_torch()
+        _rows(self._panels.numpy(), which.numpy(), out.numpy())
+        return out
+
+    def plain(self) -> Tensor:
+        """W as it was, [out, in]: a copy."""
+        return self._panels.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features].contiguous()
+
+
+def _block(rows: int, lines: int) -> Any:
+    """out[r] = sum over k < count of x[r, k] * panel[k], for `rows` rows r. Each k has `lines` cache lines fetched."""
+
+    def block(
+        typing: Any, x: Any, at_x: Any, panels: Any, at: Any, ahead: Any, count: Any, out: Any, to: Any, n: Any
+    ) -> Any:
+        i = types.intp
+        signature = types.void(x, i, panels, i, i, i, out, i, i)
+
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            vectors = Vectors(context, builder, signature, arguments)
+            _, at_x, _, at, ahead, count, _, to, of_out = arguments
+            vectors.multiply(
+                vectors.place(0, at_x),
+                vectors.place(2, at),
+                vectors.place(6, to),
+                of_row=count,
+                of_step=vectors.number(1),
+                count=count,
+                add=False,
+                rows=rows,
+                of_out=of_out,
+                ahead=vectors.place(2, ahead),
+                lines=lines,
+            )
+            return context.get_dummy_value()
+
+        return signature, build
+
+    return intrinsic(block)
+
+
+LINES = -(-PANEL * 4 // LINE)
+"""Cache lines of one of a panel's [in]."""
+_fetching_all: Any = _block(ROWS, LINES)
+_fetching_one: Any = _block(ROWS, 1)
+_fetching_none: Any = _block(ROWS, 0)
+_four, _two, _one = _block(4, LINES), _block(2, LINES), _block(1, LINES)
+
+
+@numba.njit(inline="never")
+def _panel(
+    x: Any, at_x: Any, rows: Any, inner: Any, panels: Any, at: Any, ahead: Any, out: Any, to: Any, n: Any
+) -> None:
+    """Of `rows` rows of x by one panel; what is fetched is spread over the first blocks, if there are enough."""
+    blocks = rows // ROWS
+    for b in range(blocks):
+        if blocks >= LINES and b < LINES:
+            part = ahead + b * inner * (LINE // 4)
+            _fetching_one(x, at_x, panels, at, part, inner, out, to, n)
+        elif b == 0:
+            _fetching_all(x, at_x, panels, at, ahead, inner, out, to, n)
+        else:
+            _fetching_none(x, at_x, panels, at, ahead, inner, out, to, n)
+        at_x += ROWS * inner
+        to += ROWS * n
+    rest = rows % ROWS
+    if rest >= 4:
+        _four(x, at_x, panels, at, ahead, inner, out, to, n)
+        at_x += 4 * inner
+        to += 4 * n
+    if rest % 4 >= 2:
+        _two(x, at_x, panels, at, ahead, inner, out, to, n)
+        at_x += 2 * inner
+        to += 2 * n
+    if rest % 2:
+        _one(x, at_x, panels, at, ahead, inner, out, to, n)
+
+
+def _multiply_panels(x: Any, rows: Any, panels: Any, out: Any, n: Any, rows_of_task: Any) -> None:
+    count, inner, _ = panels.shape
+    parts = -(-rows // rows_of_task)
+    for task in numba.prange(parts * count):
+        part, p = task // count, task % count
+        first = part * rows_of_task
+        some = min(rows_of_task, rows - first)
+        at, ahead = p * inner * PANEL, min(p + 1, count - 1) * inner * PANEL
+        if (p + 1) * PANEL <= n:
+            _panel(x, first * inner, some, inner, panels, at, ahead, out, first * n + p * PANEL, n)
+        else:
+            whole = np.empty(some * PANEL, dtype=np.float32)
+            _panel(x, first * inner, some, inner, panels, at, ahead, whole, 0, PANEL)
+            for r in range(some):
+                for c in range(n - p * PANEL):
+                    out[(first + r) * n + p * PANEL + c] = whole[r * PANEL + c]
+
+
+def _look_up(panels: Any, which: Any, out: Any) -> None:
+    for i in numba.prange(len(which)):
+        panel, column = panels[which[i] // PANEL], which[i] % PANEL
+        for k in range(out.shape[1]):
+            out[i, k] = panel[k, column]
+
+
+_multiply: Any = numba.njit(parallel=True, cache=True)(_multiply_panels)
+_rows: Any = numba.njit(parallel=True, cache=True)(_look_up)
