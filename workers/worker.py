@@ -34,6 +34,7 @@ from workers.kv_dtype import choose_kv_dtype, name_of
 from workers.kv_pages import make_pages
 from workers.kv_transfer import KvTransfer
 from workers.loader import checkpoint_dtype
+from workers.memory import give_back
 from workers.model import LlamaModel, Shard, check_degree, read_config
 from workers.parallel import Ranks
 from workers.sampler import Row, Sampled, sample
@@ -85,6 +86,7 @@ class Worker:
         )
         self._constraints = Constraints(lambda: Grammars.load(folder, model_config.vocab_size))
         self._iteration_bytes = self._worst_iteration()
+        give_back()
         return self._describe()
 
     def _worst_iteration(self) -> int:
