@@ -94,11 +94,18 @@ def test_cpu(segments: Segments, block_size: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=9))
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=14))
 def test_the_decode_kernel_equals_the_plain_path(starts: list[int]) -> None:
     case = Case([(start, 1) for start in starts])
     arguments = (case.queries, case.k_pages, case.v_pages, case.layout.block_table, case.layout.seqused_k)
     torch.testing.assert_close(paged_decode(*arguments), paged_decode_torch(*arguments), atol=1e-5, rtol=1e-5)
+
+
+def test_a_key_that_is_no_number_spoils_its_sequence_and_no_other() -> None:
+    case = Case([(20, 1), (9, 1), (40, 1)])
+    case.k_pages.values[case.layout.block_table[1, 0].item(), 3] = float("nan")
+    finite = CpuAttention()(case.queries, case.k_pages, case.v_pages, case.layout).isfinite().flatten(1)
+    assert [finite[0].all(), finite[1].any(), finite[2].all()] == [True, False, True]
 
 
 def chunks_of(layout: Layout) -> Chunks:

@@ -31,11 +31,10 @@ class CpuAttention:
     reads_as_stored: ClassVar[bool] = True
 
     def __init__(self, kv_dtype: torch.dtype = torch.float32) -> None:
-        """Compiles the kernels (or loads them from numba's cache), so that no request has to wait for that."""
+        """Compiles the kernel of chunks (or loads it from numba's cache), so that no request has to wait for that. That of
+        decodes is made for the model, whose first iteration is at the start too."""
         self._parts: OncePerForward[[int, int], _Parts] = OncePerForward(_parts)
         [(keys, values)] = KvCache(1, 1, 2, 1, 8, kv_dtype, torch.device("cpu")).layers
-        one = torch.ones(1, dtype=torch.int32)
-        paged_decode(torch.zeros(1, 1, 8), keys, values, torch.zeros(1, 1, dtype=torch.int32), one)
         queries, two = torch.zeros(2, 1, 8), np.full(1, 2, np.int32)
         chunk = Chunks(np.zeros(1, np.int32), two, two, np.zeros((1, 1), np.int32), 1, 1)
         paged_chunk(queries, keys, values, chunk, torch.empty_like(queries))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numba
@@ -31,7 +32,8 @@ def paged_decode(q: Tensor, k_pages: Pages, v_pages: Pages, block_table: Tensor,
     as_many_threads_as_torch()
     pages = *as_arrays(k_pages), *as_arrays(v_pages)
     parts = 1 if len(q) >= TASKS_OF_THREAD * torch.get_num_threads() else k_pages.kv_heads
-    _kernel(q.contiguous().numpy(), *pages, block_table.numpy(), used.numpy(), out.numpy(), scale, parts)
+    kernel = _kernel_for(q.shape[1] // k_pages.kv_heads, q.shape[2])
+    kernel(q.contiguous().numpy(), *pages, block_table.numpy(), used.numpy(), out.numpy(), scale, parts)
     return out
 
 
@@ -109,69 +111,72 @@ def _fetch(typing: Any, pages: Any, block: Any, offset: Any, head: Any) -> Any:
 fetch: Any = intrinsic(_fetch)
 
 
-def _paged_decode(
-    q: Any,
-    keys: Any,
-    key_scales: Any,
-    values: Any,
-    value_scales: Any,
-    table: Any,
-    used: Any,
-    out: Any,
-    scale: Any,
-    parts: Any,
-) -> None:
-    """A task for each sequence and part of its KV heads: scores of their query heads, softmax, weighted sum. Blocks
-    lie anywhere, so that the processor cannot foresee which comes next: it is told, one block ahead."""
-    n, heads, d = q.shape
-    block_size, kv_heads = keys.shape[1], keys.shape[2]
-    groups, own = heads // kv_heads, kv_heads // parts
-    for task in numba.prange(n * parts):
-        s, first_head = task // parts, task % parts * own
-        length = used[s]
-        scores = np.empty((own * groups, length), dtype=np.float32)
-        for start in range(0, length, block_size):
-            block, following = (
-                table[s, start // block_size],
-                table[s, min(start + block_size, length - 1) // block_size],
-            )
-            for offset in range(min(block_size, length - start)):
-                for h in range(first_head, first_head + own):
-                    fetch(keys, following, offset, h)
-                    key, worth = keys[block, offset, h], key_scales[block, offset, h] * scale
-                    for g in range(groups):
-                        query = q[s, h * groups + g]
-                        dot = np.float32(0.0)
-                        for j in range(d):
-                            dot += query[j] * widened(key[j])
-                        scores[(h - first_head) * groups + g, start + offset] = dot * worth
-        for g in range(own * groups):
-            row = scores[g]
-            top = row[0]
-            for t in range(length):
-                top = max(top, row[t])
-            total = np.float32(0.0)
-            for t in range(length):
-                row[t] = exp(row[t] - top)
-                total += row[t]
-            share = np.float32(1.0) / total
-            for t in range(length):
-                row[t] *= share
-        out[s, first_head * groups : (first_head + own) * groups] = 0.0
-        for start in range(0, length, block_size):
-            block, following = (
-                table[s, start // block_size],
-                table[s, min(start + block_size, length - 1) // block_size],
-            )
-            for offset in range(min(block_size, length - start)):
-                for h in range(first_head, first_head + own):
-                    fetch(values, following, offset, h)
-                    value, worth = values[block, offset, h], value_scales[block, offset, h]
-                    for g in range(groups):
-                        p = scores[(h - first_head) * groups + g, start + offset] * worth
-                        acc = out[s, h * groups + g]
-                        for j in range(d):
-                            acc[j] += p * widened(value[j])
+@lru_cache
+def _kernel_for(groups: int, d: int) -> Any:
+    """For `groups` query heads that share a KV head of `d` numbers. Loops of a length that is known when they are
+    compiled become a few vector instructions each, which is most of the kernel's speed."""
 
+    def paged_decode_kernel(
+        q: Any,
+        keys: Any,
+        key_scales: Any,
+        values: Any,
+        value_scales: Any,
+        table: Any,
+        used: Any,
+        out: Any,
+        scale: Any,
+        parts: Any,
+    ) -> None:
+        """A task for each sequence and part of its KV heads: scores of their query heads, softmax, weighted sum. Blocks
+        lie anywhere, so that the processor cannot foresee which comes next: it is told, one block ahead."""
+        n, block_size, kv_heads = len(q), keys.shape[1], keys.shape[2]
+        own = kv_heads // parts
+        for task in numba.prange(n * parts):
+            s, first_head = task // parts, task % parts * own
+            length = used[s]
+            scores = np.empty((own * groups, length), dtype=np.float32)
+            for start in range(0, length, block_size):
+                block, following = table[s, start // block_size], start // block_size + 1
+                for offset in range(min(block_size, length - start)):
+                    for h in range(first_head, first_head + own):
+                        if following * block_size < length:
+                            fetch(keys, table[s, following], offset, h)
+                        else:
+                            fetch(values, table[s, 0], offset, h)
+                        key, worth = keys[block, offset, h], key_scales[block, offset, h] * scale
+                        for g in range(groups):
+                            query = q[s, h * groups + g]
+                            dot = np.float32(0.0)
+                            for j in range(d):
+                                dot += query[j] * widened(key[j])
+                            scores[(h - first_head) * groups + g, start + offset] = dot * worth
+            for g in range(own * groups):
+                row = scores[g]
+                top = row[0]
+                for t in range(length):
+                    top = max(top, row[t])
+                total = np.float32(0.0)
+                for t in range(length):
+                    row[t] = exp(row[t] - top)
+                    total += row[t]
+                share = np.float32(1.0) / total
+                for t in range(length):
+                    row[t] *= share
+            out[s, first_head * groups : (first_head + own) * groups] = 0.0
+            for start in range(0, length, block_size):
+                block, following = table[s, start // block_size], start // block_size + 1
+                for offset in range(min(block_size, length - start)):
+                    for h in range(first_head, first_head + own):
+                        if following * block_size < length:
+                            fetch(values, table[s, following], offset, h)
+                        elif s + 1 < n:
+                            fetch(keys, table[s + 1, 0], offset, h)
+                        value, worth = values[block, offset, h], value_scales[block, offset, h]
+                        for g in range(groups):
+                            p = scores[(h - first_head) * groups + g, start + offset] * worth
+                            acc = out[s, h * groups + g]
+                            for j in range(d):
+                                acc[j] += p * widened(value[j])
 
-_kernel: Any = numba.njit(parallel=True, fastmath={"contract", "reassoc", "nsz"}, cache=True)(_paged_decode)
+    return numba.njit(parallel=True, fastmath={"contract", "reassoc", "nsz"}, cache=True)(paged_decode_kernel)
