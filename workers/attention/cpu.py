@@ -31,8 +31,8 @@ class CpuAttention:
     reads_as_stored: ClassVar[bool] = True
 
     def __init__(self, kv_dtype: torch.dtype = torch.float32) -> None:
-        """Compiles the kernel of chunks (or loads it from numba's cache), so that no request has to wait for that. That of
-        decodes is made for the model, whose first iteration is at the start too."""
+        """Compiles the kernel of chunks (or loads it from numba's cache), so that no request has to wait for that. That
+        of decodes is made for the model, whose first iteration is at the start too."""
         self._parts: OncePerForward[[int, int], _Parts] = OncePerForward(_parts)
         [(keys, values)] = KvCache(1, 1, 2, 1, 8, kv_dtype, torch.device("cpu")).layers
         queries, two = torch.zeros(2, 1, 8), np.full(1, 2, np.int32)
