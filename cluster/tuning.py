@@ -54,8 +54,9 @@ class Tuning:
         if len(record.features) == 1:
             self.cost.observe(record.features[0], record.actual_s)
 
-    def margin(self) -> float:
-        return self.cost.margin(QUANTILE)
+    def allowing(self, predicted_s: float) -> float:
+        """Seconds that an iteration is within, for those that are predicted."""
+        return self.cost.allowance(QUANTILE).of(predicted_s)
 
 
 async def tune(
@@ -137,7 +138,7 @@ def gate_for(config: EngineConfig, policy: str, tuning: Tuning | None) -> Gate |
 def forecaster_for(config: EngineConfig, tuning: Tuning) -> Gate:
     cap = config.max_batched_tokens
     streams = None if tuning.decode is None else Solver(tuning.decode, cap=cap)
-    return Gate(Solver(tuning.cost, cap=cap), config.on_infeasible, tuning.margin, streams)
+    return Gate(Solver(tuning.cost, cap=cap), config.on_infeasible, tuning.allowing, streams)
 
 
 def apply_policy(

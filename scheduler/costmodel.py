@@ -130,6 +130,24 @@ ENOUGH = 20
 """Iterations after which it is told how they scatter."""
 
 
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """By how much an iteration may exceed its prediction. What disturbs iterations makes some of them longer by a
+    factor, and others by so many seconds whatever their length; it is seen at the lengths that there were lately.
+    Beyond them the smaller of the two is believed, for that corrects itself: what is then planned is seen, too.
+
+    `behind` is what the correction has yet to catch up with.
+    """
+
+    ratio: float = 1.0
+    excess_s: float = 0.0
+    behind: float = 1.0
+
+    def of(self, predicted_s: float) -> float:
+        """Seconds that it is within."""
+        return self.behind * min(predicted_s * self.ratio, predicted_s + self.excess_s)
+
+
 class OnlineCostModel:
     """A base model corrected by what iterations really took.
 
@@ -150,45 +168,48 @@ class OnlineCostModel:
         self._scatter = Scatter(window)
         self._scatter_with_prompts = Scatter(window)
         self._latest: deque[float] = deque(maxlen=5)
-        self._margins: dict[float, float] = {}
+        self._allowances: dict[float, Allowance] = {}
 
     def predict(self, f: Features) -> float:
         return self.base.predict(f) * self.correction
 
     def observe(self, f: Features, seconds: float) -> float:
         """Learn from one iteration. Returns its ratio of actual to predicted (as it was predicted)."""
-        ratio = seconds / self.predict(f)
-        self._margins.clear()
-        self._scatter.add(ratio * self.correction)
+        predicted = self.predict(f)
+        ratio = seconds / predicted
+        self._allowances.clear()
+        self._scatter.add(ratio * self.correction, predicted)
         if f.prefill_tokens:
-            self._scatter_with_prompts.add(ratio * self.correction)
+            self._scatter_with_prompts.add(ratio * self.correction, predicted)
         self._latest.append(ratio)
         bounded = min(max(ratio, 1 / (1 + self._surprise)), 1 + self._surprise)
         moved = self.correction * bounded**self._step
         self.correction = min(max(moved, 1 / self._limit), self._limit)
         return ratio
 
-    def margin(self, quantile: float) -> float:
-        """The ratio of actual to predicted that a share of `quantile` of iterations with prompts is within; 1 or more.
+    def allowance(self, quantile: float) -> Allowance:
+        """What a share of `quantile` of iterations with prompts is within.
 
         It is how they scatter, once there are enough to say (20), times what the correction has yet to catch up with:
-        the median of the last five ratios. Until then it is how all of them do: what disturbs an iteration adds to it,
-        so that the short ones without prompts scatter more.
+        the median of the last five ratios. Until then it is how all of them do.
         """
-        known = self._margins.get(quantile)
+        known = self._allowances.get(quantile)
         if known is None:
-            known = self._margins[quantile] = self._margin(quantile)
+            known = self._allowances[quantile] = self._allowance(quantile)
         return known
 
-    def _margin(self, quantile: float) -> float:
-        known = [s for s in (self._scatter_with_prompts, self._scatter) if len(s) >= ENOUGH]
-        scatter = known[0].quantile(quantile) if known else 1.0
+    def _allowance(self, quantile: float) -> Allowance:
         behind = sorted(self._latest)[len(self._latest) // 2] if self._latest else 1.0
-        return max(1.0, scatter) * max(1.0, behind)
+        known = [s for s in (self._scatter_with_prompts, self._scatter) if len(s) >= ENOUGH]
+        if not known:
+            return Allowance(behind=max(1.0, behind))
+        ratio, excess_s = known[0].ratios.quantile(quantile), known[0].excesses.quantile(quantile)
+        return Allowance(max(1.0, ratio), max(0.0, excess_s), max(1.0, behind))
 
 
 class Scatter:
-    """How iterations scatter around the level of the moment: each ratio over the median of the nine around it.
+    """How iterations scatter around the level of the moment: each ratio over the median of the nine around it, and what
+    that is in seconds.
 
     A machine that changes its speed for good moves that median with it, and scatters no more than before: that it did
     so once must not make every budget cautious for hundreds of iterations.
@@ -197,22 +218,37 @@ class Scatter:
     NEIGHBOURS = 9
 
     def __init__(self, window: int) -> None:
+        self.ratios, self.excesses = Latest(window), Latest(window)
+        self._around: deque[tuple[float, float]] = deque(maxlen=self.NEIGHBOURS)
+
+    def __len__(self) -> int:
+        return len(self.ratios)
+
+    def add(self, ratio: float, predicted_s: float) -> None:
+        self._around.append((ratio, predicted_s))
+        if len(self._around) < self.NEIGHBOURS:
+            return
+        middle = self.NEIGHBOURS // 2
+        own, seconds = self._around[middle]
+        scattered = own / sorted(ratio for ratio, _ in self._around)[middle]
+        self.ratios.add(scattered)
+        self.excesses.add((scattered - 1.0) * seconds)
+
+
+class Latest:
+    """The latest of some numbers, in order."""
+
+    def __init__(self, window: int) -> None:
         self._window = window
-        self._around: deque[float] = deque(maxlen=self.NEIGHBOURS)
         self._known: deque[float] = deque()
         self._ordered: list[float] = []
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, ratio: float) -> None:
-        self._around.append(ratio)
-        if len(self._around) < self.NEIGHBOURS:
-            return
-        middle = self.NEIGHBOURS // 2
-        scattered = self._around[middle] / sorted(self._around)[middle]
-        self._known.append(scattered)
-        insort(self._ordered, scattered)
+    def add(self, number: float) -> None:
+        self._known.append(number)
+        insort(self._ordered, number)
         if len(self._known) > self._window:
             oldest = self._known.popleft()
             del self._ordered[bisect_left(self._ordered, oldest)]

@@ -87,20 +87,20 @@ class Expected(NamedTuple):
 
 
 class Gate:
-    """Asks the solver. `margin` is what budgets allow for as it is now: it makes chunks smaller. Iterations then take
-    what is predicted on the average, and a first token waits for many of them."""
+    """Asks the solver. `allowing` is what budgets allow for as it is now, seconds for the predicted ones: it makes
+    chunks smaller. Iterations then take what is predicted on the average, and a first token waits for many of them."""
 
     def __init__(
         self,
         solver: Solver,
         on_infeasible: OnInfeasible,
-        margin: Callable[[], float] = lambda: 1.0,
+        allowing: Callable[[float], float] = lambda predicted_s: predicted_s,
         streams: Solver | None = None,
     ) -> None:
         """`streams`: of the groups that generate, where those are others than compute prompts."""
         self._solver, self._streams = solver, streams or solver
         self._on_infeasible = on_infeasible
-        self._margin = margin
+        self._allowing = allowing
         self._chunk: int | None = None
         """What the streams allowed a newcomer last: not far from what they allow the next."""
 
@@ -125,7 +125,7 @@ class Gate:
         """As if nobody came after it: the prompts that are due before it go first, in chunks that the streams allow."""
         there = queue.present
         decodes = Features(decodes=there.streams, decode_context=there.contexts)
-        predict, margin, pace_s = self._solver.cost.predict, self._margin(), there.pace_s
+        predict, pace_s = self._solver.cost.predict, there.pace_s
         length = newcomer.length
         total, offset = there.ahead_of(newcomer.next_token_due()) + length - queue.cached_tokens, length // 2
 
@@ -137,7 +137,7 @@ class Gate:
             return known[chunk]
 
         most = min(total, self._solver.cap)
-        chunk = largest(lambda c: iteration(c) * margin <= pace_s, most, 1, self._chunk)
+        chunk = largest(lambda c: self._allowing(iteration(c)) <= pace_s, most, 1, self._chunk)
         if chunk < most:
             self._chunk = chunk
         iterations, whole = math.ceil(total / chunk), iteration(chunk)

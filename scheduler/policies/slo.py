@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import ClassVar
 
 from scheduler.budget import NOTHING_WANTED, Batch, Decision
-from scheduler.costmodel import OnlineCostModel
+from scheduler.costmodel import Allowance, OnlineCostModel
 from scheduler.policies.base import Mix
 from scheduler.policies.sharing import Sharing
 from scheduler.request import Sequence
@@ -71,14 +71,14 @@ class SloBudget:
         wanted = sum([sequence.prefill_remaining for sequence in batch.prefills])
         cap = min(self.settings.max_batched_tokens, wanted)
         decodes = Mix(batch.decodes).features
-        margin, allowed, tightest = self._margin(batch, self.cost.predict(decodes))
+        allowance, allowed, tightest = self._allowance(batch, self.cost.predict(decodes))
         sharing = Sharing(batch.prefills, cap, decodes)
 
         def first_token_in(sequence: Sequence) -> float:
             """Seconds until it is due, if this iteration could bring it in time with no other prompt; or no bound."""
             left = sequence.next_token_due() - batch.now
             alone = decodes.with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
-            return left if self.cost.predict(alone) * margin <= left else math.inf
+            return left if allowance.of(self.cost.predict(alone)) <= left else math.inf
 
         line_due = list(accumulate(map(first_token_in, sharing.completable), min, initial=math.inf))
         aside_due = math.inf if sharing.aside is None else first_token_in(sharing.aside)
@@ -87,7 +87,7 @@ class SloBudget:
             """Which deadline an iteration with so many prompt tokens would miss; none: empty."""
             share = sharing.of(tokens)
             planned = self.cost.predict(share.features)
-            ends = planned * margin
+            ends = allowance.of(planned)
             if allowed is not None and ends > allowed:
                 return "deadline"
             if planned > self.settings.longest_s and tokens > self.settings.min_progress:
@@ -99,7 +99,7 @@ class SloBudget:
         bound = late(fits + 1) if fits < cap else "prompts" if cap == wanted else "cap"
         return Decision(self._whole_tiles(fits, len(batch.decodes)), bound, allowed, tightest)
 
-    def _margin(self, batch: Batch, plain: float) -> tuple[float, float | None, str | None]:
+    def _allowance(self, batch: Batch, plain: float) -> tuple[Allowance, float | None, str | None]:
         """By how much to allow for iterations that take longer than predicted, and the tightest stream under it.
 
         Where iterations scatter so much that not even those without a prompt would end in time that often, prompts are
@@ -109,11 +109,12 @@ class SloBudget:
         delivery = self.settings.delivery_s
         left = seconds_left(batch.decodes, batch.now, delivery)
         for quantile in (self.settings.quantile, *QUANTILES_BELOW):
-            margin = self.cost.margin(min(quantile, self.settings.quantile))
-            allowed, tightest = tightest_stream(batch.decodes, left, plain * margin, delivery)
-            if allowed is None or plain * margin <= allowed:
+            allowance = self.cost.allowance(min(quantile, self.settings.quantile))
+            within = allowance.of(plain)
+            allowed, tightest = tightest_stream(batch.decodes, left, within, delivery)
+            if allowed is None or within <= allowed:
                 break
-        return margin, allowed, tightest
+        return allowance, allowed, tightest
 
     def _whole_tiles(self, budget: int, decodes: int) -> int:
         """Cut the iteration's tokens to whole tiles where the cut is small: 257 tokens cost what 384 do."""

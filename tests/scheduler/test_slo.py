@@ -258,7 +258,7 @@ def test_for_newcomers_an_iteration_is_as_long_as_it_is_planned() -> None:
     cost, some = run.budget.cost, Features().with_chunk(0, 64)
     for k in range(200):
         cost.observe(some, COST.predict(some) * (2.0 if k % 20 == 10 else 1.0))
-    assert cost.margin(0.99) > 1.5
+    assert cost.allowance(0.99).ratio > 1.5
     run.add(Request("long", prompt(4000), 1, promise=Promise(60, 1)))
     run.step()
     taken = run.features[-1]
@@ -311,7 +311,7 @@ def test_outliers_that_no_budget_could_prevent_do_not_starve_the_prompts() -> No
         run.add(stream(f"s{k}", Promise(2, 0.12, tbt_s=0.12), tokens=400))
     for _ in range(5):
         run.step()
-    assert cost.predict(run.features[-1]) * cost.margin(0.99) > 0.12
+    assert cost.allowance(0.99).of(cost.predict(run.features[-1])) > 0.12
     run.add(Request("long", prompt(600), 1, promise=Promise(60, 1)))
     began = len(run.features)
     while not run.got.get("long"):
