@@ -39,7 +39,8 @@ from workers.checkpoint import resolve
 from workers.embedded import fetch_embedded
 
 OURS = "stallfree"
-CONTEXT, TOKENS, PROMPT = 128, 48, 2048
+CONTEXT, TOKENS, PROMPT = 128, 320, 2048
+"""Enough tokens for the first of 32 streams to be under way still when the last one begins."""
 DECODE_TARGET = {"llama.cpp": 1.5, "vllm": 1.5, "transformers": 3.0}
 TTFT_TARGET = GAP_TARGET = 0.5
 
@@ -72,11 +73,14 @@ def need(value: float | None) -> float:
 
 
 def decoded_per_s(run: RunRecord) -> float:
-    """Tokens of all streams by the time in which all of them had begun and none had ended."""
+    """Tokens of all streams by the time in which all of them had begun and none had ended. Raises RuntimeError where
+    there is no such time."""
     if any(not record.tokens for record in run.requests):
         raise RuntimeError(f"no token came: {run.requests[0].message or run.requests[0].outcome}")
     begin = max(record.tokens[0] for record in run.requests)
     end = min(record.tokens[-1] for record in run.requests)
+    if begin >= end:
+        raise RuntimeError(f"the first of {len(run.requests)} streams had ended when the last one began")
     return sum(begin < time <= end for record in run.requests for time in record.tokens) / (end - begin)
 
 
