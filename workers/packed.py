@@ -42,7 +42,7 @@ class Packed:
         out = x.new_empty(x.shape[0], self.out_features)
         as_many_threads_as_torch()
         flat = x.contiguous().numpy().reshape(-1), out.numpy().reshape(-1)
-        _multiply(flat[0], len(x), self._panels.numpy(), flat[1], self.out_features, ROWS_OF_TASK)
+        _multiply(flat[0], len(x), self._panels.numpy(), flat[1], self.out_features, rows_of_task(len(x)))
         return out
 
     def rows(self, which: Tensor) -> Tensor:
@@ -55,6 +55,12 @@ class Packed:
     def plain(self) -> Tensor:
         """W as it was, [out, in]: a copy."""
         return self._panels.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features].contiguous()
+
+
+def rows_of_task(rows: int) -> int:
+    """As many for each task, in whole blocks: threads get the same number of tasks, and have to end together."""
+    tasks = max(1, -(-rows // ROWS_OF_TASK))
+    return max(1, -(-rows // (tasks * ROWS))) * ROWS
 
 
 def _block(rows: int, lines: int) -> Any:
@@ -126,13 +132,13 @@ def _panel(
         _one(x, at_x, panels, at, ahead, inner, out, to, n)
 
 
-def _multiply_panels(x: Any, rows: Any, panels: Any, out: Any, n: Any, rows_of_task: Any) -> None:
+def _multiply_panels(x: Any, rows: Any, panels: Any, out: Any, n: Any, most: Any) -> None:
     count, inner, _ = panels.shape
-    parts = -(-rows // rows_of_task)
+    parts = -(-rows // most)
     for task in numba.prange(parts * count):
         part, p = task // count, task % count
-        first = part * rows_of_task
-        some = min(rows_of_task, rows - first)
+        first = part * most
+        some = min(most, rows - first)
         at, ahead = p * inner * PANEL, min(p + 1, count - 1) * inner * PANEL
         if (p + 1) * PANEL <= n:
             _panel(x, first * inner, some, inner, panels, at, ahead, out, first * n + p * PANEL, n)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.linear import Linear, can_pack
-from workers.packed import ROWS_OF_TASK, Packed
+from workers.packed import ROWS_OF_TASK, Packed, rows_of_task
 from workers.vectors import PANEL, ROWS
 
 
@@ -36,6 +36,15 @@ def test_a_row_has_the_same_product_to_the_bit_whatever_is_beside_it(rows: int, 
     packed, x = Packed(random(PANEL + 5, 33)), random(rows, 33)
     some = slice(first, first + count)
     assert torch.equal(packed.multiply(x)[some], packed.multiply(x[some]))
+
+
+@given(st.integers(1, 10_000))
+def test_tasks_are_of_one_size(rows: int) -> None:
+    each = rows_of_task(rows)
+    tasks = -(-rows // each)
+    assert each % ROWS == 0
+    assert each <= ROWS_OF_TASK
+    assert tasks * each - rows < ROWS * tasks, "none is smaller than the others by more than blocks that are not full"
 
 
 @pytest.mark.parametrize("packed", [True, False])
