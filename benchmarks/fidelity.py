@@ -75,7 +75,7 @@ class InWaves:
 
 def attention_in_waves(law: InWaves, point: Point) -> float:
     blocks = point.features.decodes * point.shape.kv_heads / point.tp
-    fullness = max(1.0, math.ceil(blocks / law.together) * law.together / blocks) if blocks > law.together else 1.0
+    fullness = math.ceil(blocks / law.together) * law.together / blocks if blocks > law.together else 1.0
     read = point.shape.kv_bytes_per_token / point.tp * point.features.decode_context
     return law.attention_s + read / (law.bandwidth * law.memory_fraction) * (1 + law.share * (fullness - 1))
 

@@ -105,7 +105,7 @@ def make_scheduler(
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         prefix_caching=config.prefix_caching,
-        swap_blocks=info.swap_blocks if role != "prefill" else 0,
+        swap_blocks=info.swap_blocks if config.preempt == "swap" else 0,
     )
     policy = policy_for(config, config.policy, config.chunk_size, info, tuning)
     common = common or Common()

@@ -1,4 +1,4 @@
-"""x W^T with the rows of W laid side by side in panels, read once and in order: a numba kernel, and the same in torch.
+"""x W^T with the rows of W laid side by side in panels, read once and in order: a numba kernel.
 
 A panel is PANEL rows of W, transposed: [in, PANEL]. A block of sums, some rows of x by one panel, stays in registers
 while both are gone through, and meanwhile the panel after it is fetched: where x has few rows, a product takes about as
@@ -21,7 +21,7 @@ from workers.threads import as_many_threads_as_torch
 from workers.vectors import LINE, PANEL, ROWS, Vectors
 
 ROWS_OF_TASK = 128
-"""Of x, at most: what a task reads again for each of its panels stays in the second cache."""
+"""Of x, at most."""
 
 
 class Packed:
@@ -51,10 +51,6 @@ class Packed:
         as_many_threads_as_torch()
         _rows(self._panels.numpy(), which.numpy(), out.numpy())
         return out
-
-    def plain(self) -> Tensor:
-        """W as it was, [out, in]: a copy."""
-        return self._panels.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features].contiguous()
 
 
 def rows_of_task(rows: int) -> int:

@@ -79,8 +79,8 @@ def distserve(options: Options) -> Iterator[Row]:
             ("prompts first", "whole", 2, {}),
             ("whole", "whole", 2, {}),
             ("chunked 512", "chunked", 2, {}),
+            ("slo", "slo", 2, {}),
         ]
-        ways += [("slo", "slo", 2, {})]
         for prefill, decode in DIVISIONS:
             apart = {"mode": "separated", "prefill_groups": prefill, "decode_groups": decode, "prefill_policy": "whole"}
             ways += [(f"separated {prefill}:{decode}", "chunked", prefill + decode, apart)]

@@ -13,9 +13,10 @@ from typing import Any
 from cluster.assembly import Common, make_scheduler
 from cluster.config import EngineConfig
 from cluster.loop import IterationLoop, IterationRecord
+from cluster.roles import GroupKind
 from cluster.routing import Groups
 from cluster.simulated.executor import SimulatedExecutor, until
-from cluster.simulated.groups import config_of, roles_of
+from cluster.simulated.groups import kinds_of
 from cluster.simulated.machine import Machine
 from cluster.simulated.prompts import prompt_tokens
 from cluster.simulated.seen import KeptRequests, SeenIterations, SeenRequest, Simulation, Step
@@ -26,7 +27,6 @@ from cluster.tuning import Tuning, promise_book
 from cluster.workloads import ClosedLoop, Interference, OpenLoop, PlannedRequest, Workload
 from scheduler.costmodel import OnlineCostModel
 from scheduler.errors import RequestRefused
-from scheduler.exchange import Role
 from scheduler.progress import InFlight, Served
 from scheduler.request import Delta, Finish, Request
 from scheduler.slo import Outcome
@@ -110,10 +110,7 @@ class SimulatedCluster:
         self._steps: list[Step] | None = [] if keep_steps else None
         self._came: asyncio.Event | None = None
         self._common = Common()
-        self.loops = [
-            self._group(config_of(config, role), number, role, noise.factors(number))
-            for number, role in enumerate(roles_of(config))
-        ]
+        self.loops = [self._group(kind, number, noise.factors(number)) for number, kind in enumerate(kinds_of(config))]
         self._entries = self.loops[: config.prefill_groups] if config.separated else self.loops
         self._groups = Groups([loop.scheduler for loop in self._entries])
         self._transfers: SimulatedTransfers | None = None
@@ -122,8 +119,9 @@ class SimulatedCluster:
                 raise ValueError("a calibration does not say what lies between two groups; give --gpu")
             self._transfers = SimulatedTransfers(dict(enumerate(self.loops)), machine.link, loop)
 
-    def _group(self, config: EngineConfig, number: int, role: Role, factor: Callable[[], float]) -> IterationLoop:
-        scheduler = make_scheduler(config, self._machine.info, self._tuning, role=role, common=self._common)
+    def _group(self, kind: GroupKind, number: int, factor: Callable[[], float]) -> IterationLoop:
+        info = self._machine.info
+        scheduler = make_scheduler(kind.config, info, self._tuning, role=kind.role, common=self._common)
         predict = self._machine.cost.predict
 
         def duration(under_way: InFlight) -> float:
@@ -135,7 +133,7 @@ class SimulatedCluster:
             clock=self._virtual.time,
             publish=None,
             observer=_Numbered(self, number),
-            overlap=config.overlap,
+            overlap=kind.config.overlap,
         )
 
     async def serve(self, workload: Workload | Iterable[PlannedRequest]) -> Simulation:

@@ -1,24 +1,14 @@
-"""Which groups a simulation has: their roles, and the configuration of each."""
+"""Which groups a simulation has."""
 
 from __future__ import annotations
 
 from cluster.config import EngineConfig
-from scheduler.exchange import Role
+from cluster.roles import GroupKind, group_kinds
 
 
-def roles_of(config: EngineConfig) -> list[Role]:
-    """Of each group, in their order. Raises ValueError for what is not simulated."""
-    if not config.separated:
-        both: list[Role] = ["both"] * config.groups
-        return both
-    if {config.prefill_tp or config.tp, config.decode_tp or config.tp} != {config.tp}:
+def kinds_of(config: EngineConfig) -> list[GroupKind]:
+    """As `group_kinds`. Raises ValueError for what is not simulated."""
+    kinds = group_kinds(config)
+    if {kind.config.tp for kind in kinds} != {config.tp}:
         raise ValueError("simulated groups have one tensor-parallel degree; leave out --prefill-tp and --decode-tp")
-    prefill: list[Role] = ["prefill"] * config.prefill_groups
-    decode: list[Role] = ["decode"] * config.decode_groups
-    return prefill + decode
-
-
-def config_of(config: EngineConfig, role: Role) -> EngineConfig:
-    """With the policy that groups of a role have."""
-    own = config.prefill_policy if role == "prefill" else None
-    return config if own is None else config.model_copy(update={"policy": own})
+    return kinds

@@ -111,6 +111,18 @@ def _fetch(typing: Any, pages: Any, block: Any, offset: Any, head: Any) -> Any:
 fetch: Any = intrinsic(_fetch)
 
 
+@numba.njit(inline="always")
+def _fetch_next(
+    pages: Any, blocks: Any, following: Any, count: Any, then: Any, first: Any, offset: Any, head: Any
+) -> None:
+    """Of the block after this one; after the last of `count`, of the first block of what comes `then`. Blocks lie
+    anywhere, so that the processor cannot foresee which is next."""
+    if following < count:
+        fetch(pages, blocks[following], offset, head)
+    else:
+        fetch(then, first, offset, head)
+
+
 @lru_cache
 def _kernel_for(groups: int, d: int) -> Any:
     """For `groups` query heads that share a KV head of `d` numbers. Loops of a length that is known when they are
@@ -128,22 +140,20 @@ def _kernel_for(groups: int, d: int) -> Any:
         scale: Any,
         parts: Any,
     ) -> None:
-        """A task for each sequence and part of its KV heads: scores of their query heads, softmax, weighted sum. Blocks
-        lie anywhere, so that the processor cannot foresee which comes next: it is told, one block ahead."""
+        """A task for each sequence and part of its KV heads: scores of their query heads, softmax, weighted sum. Keys
+        and values are fetched one block ahead."""
         n, block_size, kv_heads = len(q), keys.shape[1], keys.shape[2]
         own = kv_heads // parts
         for task in numba.prange(n * parts):
             s, first_head = task // parts, task % parts * own
-            length = used[s]
+            length, blocks, after = used[s], table[s], table[min(s + 1, n - 1), 0]
+            count = (length + block_size - 1) // block_size
             scores = np.empty((own * groups, length), dtype=np.float32)
-            for start in range(0, length, block_size):
-                block, following = table[s, start // block_size], start // block_size + 1
+            for b in range(count):
+                block, start = blocks[b], b * block_size
                 for offset in range(min(block_size, length - start)):
                     for h in range(first_head, first_head + own):
-                        if following * block_size < length:
-                            fetch(keys, table[s, following], offset, h)
-                        else:
-                            fetch(values, table[s, 0], offset, h)
+                        _fetch_next(keys, blocks, b + 1, count, values, blocks[0], offset, h)
                         key, worth = keys[block, offset, h], key_scales[block, offset, h] * scale
                         for g in range(groups):
                             query = q[s, h * groups + g]
@@ -164,14 +174,11 @@ def _kernel_for(groups: int, d: int) -> Any:
                 for t in range(length):
                     row[t] *= share
             out[s, first_head * groups : (first_head + own) * groups] = 0.0
-            for start in range(0, length, block_size):
-                block, following = table[s, start // block_size], start // block_size + 1
+            for b in range(count):
+                block, start = blocks[b], b * block_size
                 for offset in range(min(block_size, length - start)):
                     for h in range(first_head, first_head + own):
-                        if following * block_size < length:
-                            fetch(values, table[s, following], offset, h)
-                        elif s + 1 < n:
-                            fetch(keys, table[s + 1, 0], offset, h)
+                        _fetch_next(values, blocks, b + 1, count, keys, after, offset, h)
                         value, worth = values[block, offset, h], value_scales[block, offset, h]
                         for g in range(groups):
                             p = scores[(h - first_head) * groups + g, start + offset] * worth
