@@ -2,41 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 from scheduler.plan import Forward, Segment
 from scheduler.policies import Draft, Mix
 from scheduler.prefixes import Written
 from scheduler.request import Phase, Sequence
+from scheduler.running import Running, Streams
 from scheduler.scoring import Scored, gives_scores
 
 
-def book_forward(
-    mix: Mix, block_size: int, sampling: list[Sequence], written: list[Written], scored: list[Scored]
-) -> Forward:
-    """The workers' side of a forward. Who is sampled from is added to `sampling`, in the order of the plan, blocks that
-    get full to `written`, and chunks that give log-probabilities of their prompt to `scored`."""
+class Booking(NamedTuple):
+    """What is noted of the forwards of a plan: who is sampled from, in the order of the plan, which blocks get full,
+    and which chunks give log-probabilities of their prompt."""
+
+    sampling: list[Sequence]
+    written: list[Written]
+    scored: list[Scored]
+
+
+def book_forward(mix: Mix, running: Running, booking: Booking) -> Forward:
+    """The workers' side of a forward."""
+    block_size, streams = running.streams.block_size, mix.decodes
     new_blocks: list[tuple[int, int]] = []
-    for sequence in mix.decodes:
-        computed = sequence.computed
-        if not computed % block_size:
-            unsent = _unsent_blocks(sequence, computed // block_size + 1)
-            new_blocks += [(sequence.slot, block) for block in unsent]
-        sequence.computed = computed = computed + 1
-        sequence.pending += 1
-        if not computed % block_size:
-            written.append(Written(sequence, sequence.preemptions, computed - 1, computed))
-    sampling.extend(mix.decodes)
-    return Forward(
-        decodes=tuple([sequence.slot for sequence in mix.decodes]),
-        chunks=tuple([_book_chunk(draft, block_size, sampling, written, scored) for draft in mix.chunks]),
-        new_blocks=tuple(new_blocks),
-    )
+    for sequence in entering_a_block(streams, block_size):
+        unsent = _unsent_blocks(sequence, sequence.computed // block_size + 1)
+        new_blocks += [(sequence.slot, block) for block in unsent]
+    filling = _filling_a_block(streams, block_size)
+    booking.sampling.extend(streams)
+    slots = streams.slots if isinstance(streams, Streams) else tuple([sequence.slot for sequence in streams])
+    if streams is running.streams:
+        running.step()
+    elif streams:
+        for sequence in streams:
+            sequence.computed += 1
+            sequence.pending += 1
+        running.sort_out()
+    for sequence in filling:
+        end = sequence.computed
+        booking.written.append(Written(sequence, sequence.preemptions, end - 1, end))
+    chunks = tuple([_book_chunk(draft, block_size, booking) for draft in mix.chunks])
+    for draft in mix.chunks:
+        running.got_on(draft.sequence)
+    return Forward(slots, chunks, tuple(new_blocks))
 
 
-def entering_a_block(decodes: Iterable[Sequence], block_size: int) -> list[Sequence]:
+def entering_a_block(streams: Seq[Sequence], block_size: int) -> Seq[Sequence]:
     """Those whose next token is the first of a block. The others need none, and nobody has to think of them."""
-    return [sequence for sequence in decodes if sequence.computed % block_size == 0]
+    if isinstance(streams, Streams):
+        return streams.entering
+    return [sequence for sequence in streams if sequence.computed % block_size == 0]
+
+
+def _filling_a_block(streams: Seq[Sequence], block_size: int) -> Seq[Sequence]:
+    """Those whose next token is the last of a block."""
+    if isinstance(streams, Streams):
+        return streams.filling
+    return [sequence for sequence in streams if (sequence.computed + 1) % block_size == 0]
 
 
 def still_running(mix: Mix) -> Mix:
@@ -47,21 +70,19 @@ def still_running(mix: Mix) -> Mix:
     )
 
 
-def _book_chunk(
-    draft: Draft, block_size: int, sampling: list[Sequence], written: list[Written], scored: list[Scored]
-) -> Segment:
+def _book_chunk(draft: Draft, block_size: int, booking: Booking) -> Segment:
     """Its blocks are told as far as it writes: those after may still turn out to be another's."""
     sequence, start = draft.sequence, draft.sequence.computed
     sequence.computed += draft.count
     if sequence.computed // block_size > start // block_size:
-        written.append(Written(sequence, sequence.preemptions, start, sequence.computed))
+        booking.written.append(Written(sequence, sequence.preemptions, start, sequence.computed))
     sample = sequence.computed == sequence.length
     if sample:
         sequence.pending += 1
-        sampling.append(sequence)
+        booking.sampling.append(sequence)
     score = gives_scores(sequence, start, sequence.computed)
     if score:
-        scored.append(Scored(sequence, start))
+        booking.scored.append(Scored(sequence, start))
     new_blocks = tuple(_unsent_blocks(sequence, -(-sequence.computed // block_size)))
     return Segment(sequence.slot, start, draft.count, new_blocks, sample, score)
 

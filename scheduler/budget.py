@@ -3,7 +3,6 @@ writing one class and never copying the scheduler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -12,22 +11,12 @@ from scheduler.request import Sequence
 
 
 class Batch(NamedTuple):
-    """What a policy and a budget see: the running sequences, oldest first, and the time (seconds, injected clock)."""
+    """What a policy and a budget see: of the running sequences the prompts and the streams that want something
+    (`prefilling`, `decodable`), oldest first, and the time (seconds, injected clock)."""
 
     prefills: Seq[Sequence]
     decodes: Seq[Sequence]
     now: float
-
-    @classmethod
-    def of(cls, running: Iterable[Sequence], now: float) -> Batch:
-        """Of the running sequences, those that want something: prompts (`prefilling`), and streams (`decodable`)."""
-        prefills, decodes = [], []
-        for sequence in running:  # the properties above, spelled out: this is asked of everybody in every iteration
-            if sequence.computed < sequence.prefill_target:
-                prefills.append(sequence)
-            elif sequence.computed + 1 < sequence.final_length:  # all of its tokens but the last have KV
-                decodes.append(sequence)
-        return cls(prefills, decodes, now)
 
 
 @dataclass(frozen=True, slots=True)

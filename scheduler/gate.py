@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from scheduler.errors import RequestRefused
 from scheduler.request import Sequence
 from scheduler.roofline import Features
+from scheduler.running import Running
 from scheduler.search import largest
 from scheduler.slo import LONGEST_PROMISE_S, Grant, Promise
 from scheduler.solver import Solver
@@ -31,21 +32,14 @@ class Present(NamedTuple):
     tokens_to_compute: int
 
     @classmethod
-    def of(cls, running: Seq[Sequence], waiting: Seq[Sequence]) -> Present:
-        streams, contexts, pace, prompts, lengths = 0, 0, LONGEST_PROMISE_S, list[tuple[float, int]](), 0
-        promise: Promise | None = None
-        for sequence in running:  # spelled out: this is asked of everybody in many groups for each request
-            length = len(sequence.tokens) + sequence.pending
-            lengths += length
-            if sequence.computed < sequence.prefill_target:
-                prompts.append((sequence.next_token_due(), length - sequence.computed))
-                continue
-            streams += 1
-            contexts += sequence.computed
-            if sequence.promise is not promise:  # most have one in common
-                promise = sequence.promise
-                pace = min(pace, promise.pace_s)
-        prompts += [(sequence.next_token_due(), sequence.length - sequence.computed) for sequence in waiting]
+    def of(cls, running: Running, waiting: Seq[Sequence]) -> Present:
+        """Asked about many groups for each request: nobody looks at each of their streams for it."""
+        computing, ending = running.prompts, running.ending
+        streams = len(running.streams) + len(ending)
+        contexts = running.streams.context + sum([sequence.computed for sequence in ending])
+        pace = min([running.streams.pace_s, *[sequence.promise.pace_s for sequence in ending]])
+        lengths = contexts + streams + sum([sequence.length for sequence in computing])  # of a stream all but the last
+        prompts = [(s.next_token_due(), s.length - s.computed) for those in (computing, waiting) for s in those]
         return cls(streams, contexts, pace, prompts, lengths, sum([left for _, left in prompts]))
 
     def ahead_of(self, due: float) -> int:

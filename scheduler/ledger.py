@@ -22,28 +22,30 @@ class Ledger:
         self._served: list[Served] = []
         self._before, self._now, self._gap = 0.0, 0.0, 0.0
 
-    def book_together(self, sampling: Seq[Sequence], tokens: Seq[int], now: float) -> list[tuple[int, Sequence, int]]:
+    def book_together(
+        self, sampling: Seq[Sequence], tokens: Seq[int], now: float, ending: bool = True
+    ) -> list[tuple[int, Sequence, int]]:
         """Add their tokens to the sequences that just go on, at the pace of the first: with a token before, and more
-        to come. Returns the others, untouched, with their places and tokens.
+        to come (to all of them, where none is `ending`). Returns the others, untouched, with their places and tokens.
 
         That is nearly everybody in nearly every iteration, so that nothing more is done for each than has to be.
         """
         before = sampling[0].last_token_at if sampling else None
-        gap = 0.0 if before is None else now - before
+        if before is None:
+            return list(zip(range(len(sampling)), sampling, tokens, strict=True))
+        gap = now - before
         together: list[Sequence] = []
         others, running = [], Phase.RUNNING
         for place, (sequence, token) in enumerate(zip(sampling, tokens, strict=True)):
-            known = sequence.tokens
             if (
                 sequence.last_token_at is not before
-                or before is None
                 or sequence.phase is not running
-                or len(known) + 1 >= sequence.final_length
                 or token in sequence.stop_token_ids
+                or (ending and len(sequence.tokens) + 1 >= sequence.final_length)
             ):
                 others.append((place, sequence, token))
                 continue
-            known.append(token)
+            sequence.tokens.append(token)
             sequence.pending -= 1
             sequence.last_token_at = now
             if gap > sequence.largest_gap_s:

@@ -32,8 +32,8 @@ class Chunk:
 
 class InFlight(NamedTuple):
     """A plan under way: who is sampled from, in the order of the plan, what each of its forwards costs by, why it is
-    as large as it is, its chunks, whom it made give way, which sequences fill blocks in it, and which chunks score
-    their prompt."""
+    as large as it is, its chunks, whom it made give way, which sequences fill blocks in it, which chunks score
+    their prompt, and whether it may have anybody's last token."""
 
     sampling: list[Sequence]
     features: tuple[Features, ...]
@@ -42,6 +42,7 @@ class InFlight(NamedTuple):
     preempted: tuple[str, ...]
     written: list[Written]
     scored: list[Scored]
+    ending: bool
 
     def failed(self, result: IterationResult) -> list[Sequence]:
         """Those that could not be sampled from."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from scheduler.blocks import BlockPool, BlockTable
-from scheduler.line import Line
 from scheduler.plan import Admission
 from scheduler.prefixes import Prefixes
 from scheduler.request import Sequence
+from scheduler.running import Running
 from scheduler.swap import HostPool
 
 MOST_PREEMPTIONS = 3
@@ -28,7 +28,7 @@ class Residents:
     """
 
     def __init__(self, slots: int, pool: BlockPool, prefixes: Prefixes, host: HostPool) -> None:
-        self.line = Line()
+        self.line = Running(pool.block_size)
         self._pool = pool
         self._prefixes = prefixes
         self.host = host

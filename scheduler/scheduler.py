@@ -14,7 +14,7 @@ from typing import Any
 
 from scheduler.admission import check_request
 from scheduler.blocks import BlockPool
-from scheduler.booking import book_forward, entering_a_block, still_running
+from scheduler.booking import Booking, book_forward, entering_a_block, still_running
 from scheduler.budget import Batch
 from scheduler.census import Census, Roll
 from scheduler.config import SchedulerConfig
@@ -27,12 +27,12 @@ from scheduler.line import FairLine, Line
 from scheduler.losses import MOST_LOSSES, suspects
 from scheduler.plan import NO_TOKEN, IterationPlan, IterationResult
 from scheduler.policies import Mix, Policy
-from scheduler.prefixes import Prefixes, Written
+from scheduler.prefixes import Prefixes
 from scheduler.progress import InFlight, Served, Timings, chunks_of
 from scheduler.queueing import check_queue
 from scheduler.request import Delta, Finish, Phase, Request, Sequence
 from scheduler.residents import Residents
-from scheduler.scoring import Scored, learn_scores
+from scheduler.scoring import learn_scores
 from scheduler.swap import HostPool
 from scheduler.tally import PreemptionCause, Tally
 from scheduler.under_way import UnderWay
@@ -211,9 +211,7 @@ class Scheduler:
         if not granted:
             return None
         self._iteration += 1
-        sampling: list[Sequence] = []
-        written: list[Written] = []
-        scored: list[Scored] = []
+        booking = Booking([], [], [])
         features, chunks = tuple([mix.features for mix in granted]), chunks_of(granted)
         preempted, self._gave_way = tuple(self._gave_way), []
         plan = IterationPlan(
@@ -221,13 +219,21 @@ class Scheduler:
             admissions=self._residents.take_admissions(),
             releases=self._residents.take_releases(),
             swaps=self.host.take_swaps(),
-            forwards=tuple([book_forward(mix, self.pool.block_size, sampling, written, scored) for mix in granted]),
+            forwards=tuple([book_forward(mix, self._running, booking) for mix in granted]),
         )
         for mix in granted:
             for draft in mix.chunks:
                 draft.sequence.chunk_at = self._iteration
-        decision = self.policy.decision
-        in_flight = InFlight(sampling, features, decision, chunks, preempted, written, scored)
+        in_flight = InFlight(
+            sampling=booking.sampling,
+            features=features,
+            decision=self.policy.decision,
+            chunks=chunks,
+            preempted=preempted,
+            written=booking.written,
+            scored=booking.scored,
+            ending=bool(self._running.ending),
+        )
         self._under_way.add(plan.iteration, in_flight)
         return plan
 
@@ -248,16 +254,17 @@ class Scheduler:
                 self._end(sequence, Finish.ERROR, reason)
         if under_way.written:
             self.prefixes.learn(under_way.written, under_way.failed(result))
-        self._take_tokens(under_way.sampling, result, now)
+        self._take_tokens(under_way, result, now)
         added = self.take_deltas()
         return deltas + added if deltas else added
 
-    def _take_tokens(self, sampling: list[Sequence], result: IterationResult, now: float) -> None:
+    def _take_tokens(self, under_way: InFlight, result: IterationResult, now: float) -> None:
+        sampling = under_way.sampling
         logprobs, travels, finished = dict(result.logprobs), self.exchange.role == "prefill", Phase.FINISHED
         if logprobs or travels or NO_TOKEN in result.tokens:
             singly = list(zip(range(len(sampling)), sampling, result.tokens, strict=True))
         else:
-            singly = self._ledger.book_together(sampling, result.tokens, now)
+            singly = self._ledger.book_together(sampling, result.tokens, now, under_way.ending)
         for index, sequence, token in singly:
             sequence.pending -= 1
             if sequence.phase is finished:
@@ -286,7 +293,7 @@ class Scheduler:
 
     def _batch(self, now: float) -> Batch:
         """Who wants something, without those that wait for what another computes."""
-        batch = Batch.of(self._running, now)
+        batch = self._running.batch(now)
         if not batch.prefills:
             return batch
         prefills = self.prefixes.worth_computing(batch.prefills, self._under_way.filling, self._iteration)

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from scheduler.budget import NOTHING_WANTED, Batch, Decision
 from scheduler.request import Sequence
 from scheduler.roofline import Features
+from scheduler.running import Streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,9 @@ class Mix(NamedTuple):
     @property
     def features(self) -> Features:
         """What it costs by, before it is booked as computed."""
-        decodes = len(self.decodes)
-        features = Features(0, decodes, sum([sequence.computed for sequence in self.decodes]) + decodes)
+        streams, decodes = self.decodes, len(self.decodes)
+        known = streams.context if isinstance(streams, Streams) else sum([sequence.computed for sequence in streams])
+        features = Features(0, decodes, known + decodes)
         for draft in self.chunks:
             features = features.with_chunk(draft.sequence.computed, draft.count)
         return features

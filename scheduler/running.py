@@ -1,0 +1,177 @@
+"""Those that hold a slot, and of them the prompts and the streams, kept apart as they come, get on and go.
+
+Nearly every iteration has all streams of a group, each with one token more. What it needs of them, how much they read,
+who enters a block and who is at its end, is kept for all of them together, so that nobody has to ask each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence as Seq
+from operator import attrgetter
+
+from scheduler.budget import Batch
+from scheduler.line import Line
+from scheduler.request import Sequence
+from scheduler.slo import LONGEST_PROMISE_S
+
+_order = attrgetter("order")
+
+
+class Streams(list[Sequence]):
+    """Sequences that one more token can be planned for, oldest first. They are at different places, but go on by one
+    token each in the same iterations: whoever advances some of them alone has them sorted out again
+    (`Running.sort_out`)."""
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__()
+        self.block_size = block_size
+        self.context = 0
+        """KV positions of all of them."""
+        self._steps = 0
+        self._lasts = 0
+        """Steps after which the first of them may have been planned to its end."""
+        self._at: dict[int, list[Sequence]] = {}
+        """By how many tokens its last block would have, if it had not taken the steps."""
+        self._slots: tuple[int, ...] | None = None
+        self._paces: dict[float, int] = {}
+
+    def join(self, sequence: Sequence) -> None:
+        left, pace = sequence.final_length - 1 - sequence.computed, sequence.promise.pace_s
+        self._lasts = min(self._lasts, left) if self else left
+        insort(self, sequence, key=_order)
+        self._slots = None
+        self.context += sequence.computed
+        self._at.setdefault(self._offset(sequence), []).append(sequence)
+        self._paces[pace] = self._paces.get(pace, 0) + 1
+
+    def leave(self, sequence: Sequence, place: int) -> None:
+        del self[place]
+        self._slots = None
+        self.context -= sequence.computed
+        offset, pace = self._offset(sequence), sequence.promise.pace_s
+        alike = [other for other in self._at[offset] if other is not sequence]
+        if alike:
+            self._at[offset] = alike
+        else:
+            del self._at[offset]
+        self._paces[pace] -= 1
+        if not self._paces[pace]:
+            del self._paces[pace]
+
+    def start_over(self) -> None:
+        """Nobody is here."""
+        self.clear()
+        self.context, self._slots = 0, None
+        self._at.clear()
+        self._paces.clear()
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        if self._slots is None:
+            self._slots = tuple([sequence.slot for sequence in self])
+        return self._slots
+
+    @property
+    def pace_s(self) -> float:
+        """Of the tightest; that of the longest promise where there are none."""
+        return min(self._paces, default=LONGEST_PROMISE_S)
+
+    @property
+    def entering(self) -> Seq[Sequence]:
+        """Those whose next token is the first of a block."""
+        return self._with_offset(0)
+
+    @property
+    def filling(self) -> Seq[Sequence]:
+        """Those whose next token is the last of a block."""
+        return self._with_offset(self.block_size - 1)
+
+    def step(self) -> list[Sequence]:
+        """One more token is planned for each. Those for whom it is the last one are told, and are here no more."""
+        for sequence in self:
+            sequence.computed += 1
+            sequence.pending += 1
+        self._steps += 1
+        self._lasts -= 1
+        self.context += len(self)
+        if self._lasts > 0 or not self:
+            return []
+        ended = [sequence for sequence in self if sequence.computed + 1 >= sequence.final_length]
+        for sequence in ended:
+            self.leave(sequence, self.index(sequence))
+        self._lasts = min([s.final_length - 1 - s.computed for s in self], default=0)
+        return ended
+
+    def _offset(self, sequence: Sequence) -> int:
+        return (sequence.computed - self._steps) % self.block_size
+
+    def _with_offset(self, tokens: int) -> Seq[Sequence]:
+        """Whose last block has so many now, oldest first."""
+        found = self._at.get((tokens - self._steps) % self.block_size, ())
+        return found if len(found) < 2 else sorted(found, key=_order)
+
+
+class Running(Line):
+    """Oldest first: `prompts`, of which tokens are to be computed, `streams`, and those `ending`, whose last token is
+    planned and has not come."""
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__()
+        self.prompts: list[Sequence] = []
+        self.streams = Streams(block_size)
+        self.ending: list[Sequence] = []
+
+    def join(self, sequence: Sequence) -> None:
+        super().join(sequence)
+        self._sort_in(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        super().leave(sequence)
+        if (place := _place(self.streams, sequence)) is not None:
+            self.streams.leave(sequence, place)
+            return
+        for those in (self.prompts, self.ending):
+            if (place := _place(those, sequence)) is not None:
+                del those[place]
+
+    def batch(self, now: float) -> Batch:
+        """Those that want something."""
+        return Batch(list(self.prompts), self.streams, now)
+
+    def step(self) -> bool:
+        """One more token is planned for each of the streams. Whether it is anybody's last one."""
+        ended = self.streams.step()
+        for sequence in ended:
+            insort(self.ending, sequence, key=_order)
+        return bool(ended)
+
+    def got_on(self, prompt: Sequence) -> None:
+        """A chunk of it was planned."""
+        place = _place(self.prompts, prompt)
+        if prompt.computed >= prompt.prefill_target and place is not None:
+            del self.prompts[place]
+            self._sort_in(prompt)
+
+    def sort_out(self) -> None:
+        """Somebody got on otherwise."""
+        self.prompts.clear()
+        self.ending.clear()
+        self.streams.start_over()
+        for sequence in self:
+            self._sort_in(sequence)
+
+    def _sort_in(self, sequence: Sequence) -> None:
+        """By the properties of a sequence, `prefilling` and `decodable`, spelled out."""
+        if sequence.computed < sequence.prefill_target:
+            insort(self.prompts, sequence, key=_order)
+        elif sequence.computed + 1 < sequence.final_length:  # all of its tokens but the last have KV
+            self.streams.join(sequence)
+        else:
+            insort(self.ending, sequence, key=_order)
+
+
+def _place(those: Seq[Sequence], sequence: Sequence) -> int | None:
+    """Where it is among those, oldest first; None where it is not."""
+    place = bisect_left(those, sequence.order, key=_order)
+    return place if place < len(those) and those[place] is sequence else None
