@@ -121,5 +121,5 @@ def make_scheduler(
     if tuning is not None:
         scheduler.intake.promises = tuning.promises
         scheduler.intake.gate = gate_for(config, config.policy, tuning)
-        scheduler.intake.forecaster = forecaster_for(config, tuning)
+        scheduler.intake.forecaster = scheduler.intake.gate or forecaster_for(config, tuning)
     return scheduler

@@ -52,7 +52,7 @@ class Groups:
         rolls = [scheduler.sequences for scheduler in schedulers]
         self._rolls = rolls
         side_by_side = all(roll.census is rolls[0].census and roll.place == at for at, roll in enumerate(rolls))
-        self._counts = rolls[0].census.counts if side_by_side else None
+        self._census = rolls[0].census if side_by_side else None
 
     def choose(self, request: Request, now: float) -> int:
         """As `best`. Raises RequestRefused for a class of service that is not known."""
@@ -69,14 +69,13 @@ class Groups:
         everybody = range(len(self._schedulers))
         if len(everybody) <= FORECASTS + HOLDERS:
             return list(everybody)
-        return sorted({*_smallest(self._present, FORECASTS), *self._holders(newcomer)})
+        return sorted({*self._emptiest(FORECASTS), *self._holders(newcomer)})
 
-    @property
-    def _present(self) -> Sequence[int]:
-        """How many sequences each has."""
-        if self._counts is None:
-            return list(map(len, self._rolls))
-        return self._counts if len(self._counts) == len(self._rolls) else self._counts[: len(self._rolls)]
+    def _emptiest(self, count: int) -> list[int]:
+        """Those with the fewest sequences, the first of equal ones."""
+        if self._census is not None:
+            return self._census.emptiest(count, len(self._rolls))
+        return sorted(range(len(self._rolls)), key=lambda index: len(self._rolls[index]))[:count]
 
     def _holders(self, newcomer: Sequence_) -> list[int]:
         """Those that hold the most of the prompt, from its first block on, the first of equal ones."""
@@ -92,20 +91,6 @@ class Groups:
                 holding = [index for index in holding if self._schedulers[index].pool in pools]
             most = [*holding[:HOLDERS], *(index for index in most if index not in holding[:HOLDERS])][:HOLDERS]
         return most
-
-
-def _smallest(values: Sequence[int], count: int) -> list[int]:
-    """The places of the `count` smallest values, the first of equal ones: those of one value after those of another,
-    since a thousand groups have only so many numbers of sequences."""
-    found: list[int] = []
-    for value in sorted(set(values)):
-        place = -1
-        for _ in range(min(values.count(value), count - len(found))):
-            place = values.index(value, place + 1)
-            found.append(place)
-        if len(found) == count:
-            break
-    return found
 
 
 def _rank(scheduler: Scheduler, newcomer: Sequence_, now: float) -> tuple[float, int, int]:

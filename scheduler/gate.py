@@ -98,12 +98,11 @@ class Gate:
         self._chunk: int | None = None
         """What the streams allowed a newcomer last: not far from what they allow the next."""
 
-    def judge(self, newcomer: Sequence, queue: Queue, now: float) -> Grant | None:
+    def judge(self, newcomer: Sequence, forecast: Forecast) -> Grant | None:
         """None where its promise can be kept as far as anybody can tell, or what it gets instead.
 
         Raises RequestRefused (`slo_infeasible`) where such requests are rejected. Leaves the forecast on the sequence.
         """
-        forecast = self.forecast(newcomer, queue, now)
         newcomer.predicted_ttft_s = forecast.ttft_s
         asked = newcomer.promise
         if forecast.ttft_s <= asked.ttft_s and forecast.tpot_s <= asked.tpot_s:

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 from scheduler.blocks import BlockPool
 from scheduler.errors import RequestRefused
-from scheduler.gate import Expected, Gate, Present, Queue
+from scheduler.gate import Expected, Forecast, Gate, Present, Queue
 from scheduler.line import Line
 from scheduler.prefixes import Prefixes
 from scheduler.request import Request, Sequence
 from scheduler.residents import Residents
 from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Grant, Promise, PromiseBook, UnknownClass
+
+
+class _Told(NamedTuple):
+    """A forecast, and what it was made of."""
+
+    gate: Gate
+    newcomer: Sequence
+    now: float
+    present: Present
+    forecast: Forecast
+
+    def still_true(self, gate: Gate, newcomer: Sequence, now: float, present: Present) -> bool:
+        known = self.newcomer
+        same = self.gate is gate and known.request is newcomer.request and self.now == now and self.present is present
+        return same and known.promise == newcomer.promise and known.arrival == newcomer.arrival
 
 
 class Intake:
@@ -30,6 +46,7 @@ class Intake:
         self._pool = pool
         self._prefixes = prefixes
         self._present: Present | None = None
+        self._told: _Told | None = None
         self._changes = 0
 
     def newcomer(self, request: Request, now: float) -> Sequence:
@@ -47,7 +64,9 @@ class Intake:
     def judge(self, sequence: Sequence, now: float) -> Grant | None:
         """What it is granted, and promised from then on, instead of what it asked for; None where that holds. Raises
         RequestRefused for a promise that cannot be kept, where those are rejected."""
-        grant = None if self.gate is None else self.gate.judge(sequence, self._queue(sequence), now)
+        if self.gate is None:
+            return None
+        grant = self.gate.judge(sequence, self._forecast(self.gate, sequence, now))
         if grant is not None:
             sequence.promise = grant.promise
             if grant.best_effort:
@@ -57,14 +76,24 @@ class Intake:
     def expected(self, newcomer: Sequence, now: float) -> Expected:
         """What a newcomer would find here."""
         queue = self._queue(newcomer)
-        ttft = None if self.forecaster is None else self.forecaster.forecast(newcomer, queue, now).ttft_s
+        ttft = None
+        if self.forecaster is not None:
+            forecast = self.forecaster.forecast(newcomer, queue, now)
+            ttft, self._told = forecast.ttft_s, _Told(self.forecaster, newcomer, now, queue.present, forecast)
         own = newcomer.length - queue.cached_tokens
-        tokens = self.tokens_to_compute + own
+        tokens = queue.present.tokens_to_compute + own
         return Expected(ttft, tokens, len(self._residents.line) + len(self._waiting))
+
+    def _forecast(self, gate: Gate, newcomer: Sequence, now: float) -> Forecast:
+        """What it was told before it came, where nothing has changed since."""
+        told = self._told
+        if told is not None and told.still_true(gate, newcomer, now, self.present):
+            return told.forecast
+        return gate.forecast(newcomer, self._queue(newcomer), now)
 
     def changed(self) -> None:
         """Somebody got on. Who comes and who goes is seen without."""
-        self._present = None
+        self._present = self._told = None
 
     @property
     def present(self) -> Present:

@@ -188,11 +188,16 @@ class SloPolicy:
 
 def seconds_left(decodes: Seq[Sequence], now: float, delivery: float) -> list[float]:
     """Until each of the streams' next tokens has to be there."""
-    left, promise, early = list[float](), None, 0.0
+    left, promise, early, pace = list[float](), None, 0.0, 0.0
     for sequence in decodes:
         if sequence.promise is not promise:  # most have one in common
             promise, early = sequence.promise, earlier(sequence, delivery)
-        left.append(sequence.next_token_due() - now - early)
+            pace = promise.tpot_s if promise.tbt_s is None else 0.0
+        first = sequence.first_token_at
+        if pace and first is not None:  # as `next_token_due` has it: of a stream, all of its tokens but the last have KV
+            left.append(first + (sequence.computed + 1 - sequence.given) * pace - now - early)
+        else:
+            left.append(sequence.next_token_due() - now - early)
     return left
 
 
