@@ -54,9 +54,9 @@ class Tuning:
         if len(record.features) == 1:
             self.cost.observe(record.features[0], record.actual_s)
 
-    def allowing(self, predicted_s: float) -> float:
-        """Seconds that an iteration is within, for those that are predicted."""
-        return self.cost.allowance(QUANTILE).of(predicted_s)
+    def allowing(self) -> Callable[[float], float]:
+        """Seconds that an iteration is within, as far as is known now, for those that are predicted."""
+        return self.cost.allowance(QUANTILE).of
 
 
 async def tune(

@@ -9,12 +9,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from functools import lru_cache
 
 from scheduler.directory import Directory
 
 
 class BlockTable(list[int]):
     """Block ids of one sequence, in the order of its positions."""
+
+
+@lru_cache(maxsize=8)
+def _numbers(total: int) -> tuple[int, ...]:
+    """Of the blocks of a pool: a thousand pools of one size have the same numbers in memory."""
+    return tuple(range(total))
 
 
 class BlockPool:
@@ -27,10 +34,10 @@ class BlockPool:
         self.total = total
         self.block_size = block_size
         self.evictions = 0
-        self._free: deque[int] = deque(range(total))
+        self._free: deque[int] = deque(_numbers(total))
         self._references: dict[int, int] = {}
         self._unheld: dict[int, None] = {}  # known by a digest and referenced by nobody, least recently used first
-        self._digests: dict[int, bytes] = {}
+        self._digests: list[bytes | None] = [None] * total
         self._known: dict[bytes, int] = {}
         self.directory = Directory() if directory is None else directory
 
@@ -71,7 +78,7 @@ class BlockPool:
     def share(self, blocks: Iterable[int]) -> None:
         """One more reference to each, to read only. Raises ValueError for one that is free."""
         for block in blocks:
-            if block not in self._digests:
+            if self._digests[block] is None:
                 raise ValueError(f"block {block} holds nothing that is known")
             self._unheld.pop(block, None)
             self._references[block] = self._references.get(block, 0) + 1
@@ -97,10 +104,10 @@ class BlockPool:
                 self._references[block] = references - 1
                 continue
             del self._references[block]
-            if block in self._digests:
-                self._unheld[block] = None
-            else:
+            if self._digests[block] is None:
                 self._free.append(block)
+            else:
+                self._unheld[block] = None
 
     # What they hold.
 
@@ -116,7 +123,7 @@ class BlockPool:
         """A referenced block is full and computed. The first one of equal content is known, others are not."""
         if block not in self._references:
             raise ValueError(f"block {block} is not referenced")
-        if digest not in self._known and block not in self._digests:
+        if digest not in self._known and self._digests[block] is None:
             self._known[digest] = block
             self._digests[block] = digest
             self.directory.add(digest, self)
@@ -124,26 +131,28 @@ class BlockPool:
     def forget(self, blocks: Iterable[int]) -> None:
         """Nobody new may share these blocks: what they hold is lost, or not to be trusted."""
         for block in blocks:
-            digest = self._digests.pop(block, None)
-            if digest is not None:
-                self._lose(digest)
-                if block in self._unheld:
-                    del self._unheld[block]
-                    self._free.append(block)
+            if self._lose(block) and block in self._unheld:
+                del self._unheld[block]
+                self._free.append(block)
 
     def forget_all(self) -> None:
-        self.forget(list(self._digests))
+        self.forget(list(self._known.values()))
 
     def _evict(self) -> int:
         block = next(iter(self._unheld))
         del self._unheld[block]
-        self._lose(self._digests.pop(block))
+        self._lose(block)
         self.evictions += 1
         return block
 
-    def _lose(self, digest: bytes) -> None:
+    def _lose(self, block: int) -> bool:
+        """Whether it was known what it holds; now it is not."""
+        digest, self._digests[block] = self._digests[block], None
+        if digest is None:
+            return False
         del self._known[digest]
         self.directory.remove(digest, self)
+        return True
 
     def check(self, held: Iterable[Seq[int]]) -> None:
         """Conservation, for the tables that hold the referenced blocks. Raises ValueError naming what broke."""
@@ -160,7 +169,6 @@ class BlockPool:
             raise ValueError(
                 f"blocks lost: {self.free} free + {self.cached} cached + {self.referenced} referenced of {self.total}"
             )
-        if not self._unheld.keys() <= self._digests.keys() or self._known != {
-            digest: block for block, digest in self._digests.items()
-        }:
+        known = {block: digest for block, digest in enumerate(self._digests) if digest is not None}
+        if not self._unheld.keys() <= known.keys() or self._known != {digest: block for block, digest in known.items()}:
             raise ValueError("a digest is known of no block, or of two")

@@ -19,8 +19,7 @@ class Batch(NamedTuple):
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Why an iteration carries what it carries.
 
     `token_budget` are prompt tokens. `bound` names what kept it from being larger: `deadline` (a stream's next token),

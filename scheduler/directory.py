@@ -13,20 +13,23 @@ class Directory:
     """By digest. Pools keep their own entries; nobody else writes here."""
 
     def __init__(self) -> None:
-        self._holders: dict[bytes, tuple[BlockPool, ...]] = {}
+        self._holders: dict[bytes, BlockPool | tuple[BlockPool, ...]] = {}
+        """Nearly all have one, which then is there by itself: there are millions of them."""
 
     def __len__(self) -> int:
         """Digests that some pool knows."""
         return len(self._holders)
 
     def holders(self, digest: bytes) -> Seq[BlockPool]:
-        return self._holders.get(digest, ())
+        found = self._holders.get(digest, ())
+        return found if isinstance(found, tuple) else (found,)
 
     def add(self, digest: bytes, pool: BlockPool) -> None:
-        self._holders[digest] = (*self._holders.get(digest, ()), pool)
+        before = self.holders(digest)
+        self._holders[digest] = (*before, pool) if before else pool
 
     def remove(self, digest: bytes, pool: BlockPool) -> None:
-        left = tuple(holder for holder in self._holders[digest] if holder is not pool)
+        left = tuple(holder for holder in self.holders(digest) if holder is not pool)
         if left:
             self._holders[digest] = left
         else:

@@ -81,14 +81,14 @@ class Expected(NamedTuple):
 
 
 class Gate:
-    """Asks the solver. `allowing` is what budgets allow for as it is now, seconds for the predicted ones: it makes
-    chunks smaller. Iterations then take what is predicted on the average, and a first token waits for many of them."""
+    """Asks the solver. `allowing` gives what budgets allow for now, seconds for the predicted ones: it makes chunks
+    smaller. Iterations then take what is predicted on the average, and a first token waits for many of them."""
 
     def __init__(
         self,
         solver: Solver,
         on_infeasible: OnInfeasible,
-        allowing: Callable[[float], float] = lambda predicted_s: predicted_s,
+        allowing: Callable[[], Callable[[float], float]] = lambda: float,
         streams: Solver | None = None,
     ) -> None:
         """`streams`: of the groups that generate, where those are others than compute prompts."""
@@ -122,18 +122,18 @@ class Gate:
         length = newcomer.length
         total, offset = there.ahead_of(newcomer.next_token_due()) + length - queue.cached_tokens, length // 2
 
-        known: dict[int, float] = {}
+        allowing, known = self._allowing(), dict[int, float]()
 
-        def iteration(chunk: int) -> float:
-            if chunk not in known:
-                known[chunk] = predict(decodes.with_chunk(offset, chunk))
-            return known[chunk]
+        def keeps_pace(chunk: int) -> bool:
+            known[chunk] = seconds = predict(decodes.with_chunk(offset, chunk))
+            return allowing(seconds) <= pace_s
 
         most = min(total, self._solver.cap)
-        chunk = largest(lambda c: self._allowing(iteration(c)) <= pace_s, most, 1, self._chunk)
+        chunk = largest(keeps_pace, most, 1, self._chunk)
         if chunk < most:
             self._chunk = chunk
-        iterations, whole = math.ceil(total / chunk), iteration(chunk)
+        iterations = math.ceil(total / chunk)
+        whole = known[chunk] if chunk in known else predict(decodes.with_chunk(offset, chunk))
         step = predict(decodes)
         # What is under way when it comes has to end first: half of an iteration on the average.
         under_way = (whole if there.prompts else step) / 2 if queue.running else 0.0

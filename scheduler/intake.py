@@ -58,6 +58,8 @@ class Intake:
             tokens=[*request.prompt, *request.produced],
             promise=self._promise(request),
         )
+        if self._told is not None and self._told.newcomer.request is request:
+            sequence.digests = list(self._told.newcomer.digests)
         sequence.slo_class = request.slo_class or (DEFAULT_CLASS if request.promise is None else CUSTOM_CLASS)
         return sequence
 

@@ -8,6 +8,7 @@ tokens, is in columns of plain integers: an object for each would cost more than
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler.request import TokenLogprob
 from scheduler.sampling import SamplingParams
@@ -47,8 +48,7 @@ class Segment:
     score: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(NamedTuple):
     """A token of each slot in `decodes`, and the `chunks`, side by side in one forward. No slot is in it twice.
 
     A decode computes its slot's last token, the only one without KV, and samples the next: a segment of one token, with
@@ -69,8 +69,7 @@ class Swap:
     host_blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class IterationPlan:
+class IterationPlan(NamedTuple):
     """One iteration. Every policy but `alternate` has exactly one forward in it."""
 
     iteration: int
@@ -80,8 +79,7 @@ class IterationPlan:
     swaps: tuple[Swap, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class IterationResult:
+class IterationResult(NamedTuple):
     """The worker group's answer to a plan: `tokens` sampled in the order of the plan, a forward's decodes before its
     chunks; log-probabilities by their index where they were asked for; seconds of each forward.
 

@@ -160,6 +160,7 @@ class Residents:
     def check(self, tables: Iterable[Seq[int]] = (), slots: Iterable[int] = ()) -> None:
         """Conservation of slots and blocks, with the `tables` and `slots` of those that are not in the line. Raises
         ValueError naming what broke."""
+        self.line.check()
         self._pool.check([*(sequence.blocks for sequence in self.line), *tables])
         all_slots = [*(sequence.slot for sequence in self.line), *slots, *self._free_slots]
         if sorted(all_slots) != list(range(self._slots)):

@@ -161,8 +161,17 @@ class Running(Line):
         for sequence in self:
             self._sort_in(sequence)
 
+    def check(self) -> None:
+        """Raises ValueError where it is not as asking everybody would have it."""
+        prompts = [sequence for sequence in self if sequence.prefilling]
+        streams = [sequence for sequence in self if sequence.decodable]
+        ending = [sequence for sequence in self if not sequence.prefilling and not sequence.decodable]
+        kept = [self.prompts, self.streams, self.ending]
+        if kept != [prompts, streams, ending] or self.streams.context != sum([s.computed for s in streams]):
+            raise ValueError("prompts and streams are not kept as they are")
+
     def _sort_in(self, sequence: Sequence) -> None:
-        """By the properties of a sequence, `prefilling` and `decodable`, spelled out."""
+        """As a sequence's properties `prefilling` and `decodable` have it."""
         if sequence.computed < sequence.prefill_target:
             insort(self.prompts, sequence, key=_order)
         elif sequence.computed + 1 < sequence.final_length:  # all of its tokens but the last have KV

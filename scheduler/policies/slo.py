@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
@@ -62,7 +62,7 @@ class SloBudget:
             self._iterations_without_prefill += 1
             if self._iterations_without_prefill >= self.settings.patience:
                 least = min(self.settings.min_progress, self.settings.max_batched_tokens)
-                decision = replace(decision, token_budget=least, bound="progress")
+                decision = decision._replace(token_budget=least, bound="progress")
         if decision.token_budget > 0:
             self._iterations_without_prefill = 0
         return decision
@@ -194,7 +194,7 @@ def seconds_left(decodes: Seq[Sequence], now: float, delivery: float) -> list[fl
             promise, early = sequence.promise, earlier(sequence, delivery)
             pace = promise.tpot_s if promise.tbt_s is None else 0.0
         first = sequence.first_token_at
-        if pace and first is not None:  # as `next_token_due` has it: of a stream, all of its tokens but the last have KV
+        if pace and first is not None:  # as `next_token_due` has it: all tokens of a stream but one have KV
             left.append(first + (sequence.computed + 1 - sequence.given) * pace - now - early)
         else:
             left.append(sequence.next_token_due() - now - early)

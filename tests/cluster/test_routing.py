@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.assembly import Common
-from cluster.routing import _smallest, choose, choose_again, takers
+from cluster.routing import choose, choose_again, takers
+from scheduler.census import Census
 from scheduler.costmodel import Coefficients, OnlineCostModel
 from scheduler.exchange import Role
 from scheduler.gate import Gate
@@ -88,9 +89,17 @@ def test_of_many_groups_the_shortest_queues_and_those_that_hold_the_prompt_are_a
     assert choose(loops, request("r", 810), 0.0) is loops[17]
 
 
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(1, 30))
-def test_the_smallest_are_those_that_sorting_puts_first(values: list[int], count: int) -> None:
-    assert _smallest(values, count) == sorted(range(len(values)), key=values.__getitem__)[:count]
+@given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 11), st.booleans()), max_size=60), st.integers(1, 12))
+def test_a_census_puts_first_what_sorting_does(places: int, changes: list[tuple[int, bool]], count: int) -> None:
+    census, numbers = Census(), [0] * places
+    assert [census.new_place() for _ in range(places)] == list(range(places))
+    for place, more in changes:
+        if place < places and (more or numbers[place]):
+            before = numbers[place]
+            numbers[place] += 1 if more else -1
+            census.changed(place, before, numbers[place])
+    for first in (places, max(1, places // 2)):
+        assert census.emptiest(count, first) == sorted(range(first), key=numbers.__getitem__)[:count]
 
 
 def test_of_many_that_hold_the_beginning_those_that_hold_the_most_are_asked() -> None:

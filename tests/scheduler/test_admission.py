@@ -132,9 +132,9 @@ def test_a_result_that_answers_no_plan_is_an_error() -> None:
     assert plan is not None
     result = run.worker.execute(plan)
     with pytest.raises(ValueError, match="not under way"):
-        run.scheduler.commit(replace(result, iteration=7), 1.0)
+        run.scheduler.commit(result._replace(iteration=7), 1.0)
     with pytest.raises(ValueError, match="0 tokens where iteration 1 samples 1"):
-        run.scheduler.commit(replace(result, tokens=()), 1.0)
+        run.scheduler.commit(result._replace(tokens=()), 1.0)
 
 
 def test_the_pool_gives_all_or_nothing_and_takes_nothing_twice() -> None:

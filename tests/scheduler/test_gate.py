@@ -147,7 +147,7 @@ def test_grants_survive_the_wire() -> None:
 def test_a_cautious_budget_means_smaller_chunks_and_not_longer_iterations() -> None:
     def predicted(margin: float) -> float:
         run = gated("reject")
-        run.scheduler.intake.gate = Gate(Solver(COST, cap=8192), "reject", lambda seconds: seconds * margin)
+        run.scheduler.intake.gate = Gate(Solver(COST, cap=8192), "reject", lambda: lambda seconds: seconds * margin)
         with_streams(run)
         run.add(Request("long", prompt(2000), 4, promise=Promise(1000, 1)))
         forecast = run.scheduler.waiting[0].predicted_ttft_s
@@ -157,7 +157,7 @@ def test_a_cautious_budget_means_smaller_chunks_and_not_longer_iterations() -> N
     chunk_alone = predicted(1.0)
     assert chunk_alone < predicted(1.2) < 2 * chunk_alone
     alone = gated("reject")
-    alone.scheduler.intake.gate = Gate(Solver(COST, cap=8192), "reject", lambda seconds: 3.0 * seconds)
+    alone.scheduler.intake.gate = Gate(Solver(COST, cap=8192), "reject", lambda: lambda seconds: 3.0 * seconds)
     alone.add(Request("alone", prompt(2000), 4, promise=Promise(1000, 1)))
     expected = COST.predict(Features().with_chunk(1000, 2000))
     assert alone.scheduler.waiting[0].predicted_ttft_s == pytest.approx(expected), (

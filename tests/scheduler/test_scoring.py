@@ -127,7 +127,7 @@ def test_a_model_that_gives_no_numbers_fails_that_request_alone() -> None:
     assert scores_in(plan) == [True, True]
     result = run.worker.execute(plan)
     broken = (TokenLogprob(float("nan")), *result.prompt_logprobs[0][1:])
-    run.take(run.scheduler.commit(replace(result, prompt_logprobs=(broken, result.prompt_logprobs[1])), 1.0))
+    run.take(run.scheduler.commit(result._replace(prompt_logprobs=(broken, result.prompt_logprobs[1])), 1.0))
     run.drain()
     assert run.ended["scored"].finish is Finish.ERROR
     assert run.scores["healthy"] == expected_scores(SCORED)

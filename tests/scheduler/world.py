@@ -7,14 +7,16 @@ come out with the same tokens.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scheduler.codec import decode_plan, decode_result, encode_plan, encode_result
 from scheduler.gate import Present
 from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment, Swap
-from scheduler.request import Delta, Request, TokenLogprob
+from scheduler.request import Delta, Request, Sequence, TokenLogprob
 from scheduler.residents import MOST_PREEMPTIONS
 from scheduler.scheduler import Scheduler
+from scheduler.slo import LONGEST_PROMISE_S
 
 VOCAB = 97
 
@@ -256,7 +258,7 @@ class Run:
     def check(self) -> None:
         self.scheduler.check()
         running, waiting = self.scheduler.running, self.scheduler.waiting
-        assert self.scheduler.intake.present == Present.of(running, waiting), "what is known of it is as it is"
+        assert self.scheduler.intake.present == asking_each(running, waiting), "what is known of it is as it is"
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
             assert sequence.gave_way <= MOST_PREEMPTIONS, "no thrash"
 
@@ -280,3 +282,18 @@ class Run:
             ended = len(self.ended)
             assert self.step() is not None or len(self.ended) > ended, "requests are left, but nothing runs"
         raise AssertionError(f"not done after {bound} iterations")
+
+
+def asking_each(running: Iterable[Sequence], waiting: Iterable[Sequence]) -> Present:
+    """Who is there, by looking at every sequence."""
+    computing = [sequence for sequence in running if sequence.prefilling]
+    streams = [sequence for sequence in running if not sequence.prefilling]
+    prompts = [(s.next_token_due(), s.length - s.computed) for s in (*computing, *waiting)]
+    return Present(
+        streams=len(streams),
+        contexts=sum(sequence.computed for sequence in streams),
+        pace_s=min((sequence.promise.pace_s for sequence in streams), default=LONGEST_PROMISE_S),
+        prompts=prompts,
+        lengths=sum(sequence.length for sequence in running),
+        tokens_to_compute=sum(left for _, left in prompts),
+    )
