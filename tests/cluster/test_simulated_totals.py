@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import tracemalloc
+from collections.abc import Iterator
+from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -13,7 +18,7 @@ from cluster.simulated.cluster import simulate, simulate_stream
 from cluster.simulated.machine import by_hardware
 from cluster.simulated.seen import quantile_of
 from cluster.simulated.totals import Histogram
-from cluster.workloads import OpenLoop, parse_lengths, poisson, requests
+from cluster.workloads import OpenLoop, PlannedRequest, RandomPrompt, parse_lengths, poisson, requests
 from scheduler.hardware import gpu
 from scheduler.shapes import known_shape
 
@@ -49,3 +54,31 @@ def test_a_stream_is_the_same_run_without_its_requests() -> None:
     assert totals.tokens == sum(len(seen.tokens) for seen in kept.requests)
     assert totals.gaps.quantile(0.99) == pytest.approx(kept.gap_quantile(0.99), rel=0.01)
     assert totals.delays.quantile(0.5) == pytest.approx(kept.delay_quantile(0.5), rel=0.01, abs=1e-5)
+
+
+def test_memory_is_that_of_what_is_under_way() -> None:
+    """As much after three times as many requests, once the pool knows as many blocks as it has. What a request left
+    behind would be seen if it were its id alone."""
+    config = EngineConfig(model="any", groups=2, ttft_ms=2000, tpot_ms=50, num_blocks=30, block_size=64)
+    machine = by_hardware(config, known_shape("Llama-3.1-8B"), gpu("A100").hardware)
+    count, held = 500, dict[int, int]()
+
+    def made() -> Iterator[PlannedRequest]:
+        source = Random("memory")
+        for number in range(3 * count):
+            if number % count > count - 6:
+                gc.collect()  # empties what the interpreter keeps for objects to come, too
+                held[number] = tracemalloc.get_traced_memory()[0]
+            lengths = source.choice((96, 160)), source.choice((8, 16))
+            yield PlannedRequest(RandomPrompt(lengths[0], str(number)), lengths[1], number / 20)
+
+    gc.freeze()
+    tracemalloc.start()
+    try:
+        totals, run = simulate_stream(config, machine, made())
+    finally:
+        tracemalloc.stop()
+        gc.unfreeze()
+    assert (totals.finished, run.requests) == (3 * count, [])
+    once, thrice = (fmean(held[number] for number in held if number // count == part) for part in (0, 2))
+    assert thrice - once < 25 * 2 * count
