@@ -4,7 +4,9 @@
 
 DIR holds operator profiles as the Vidur repository publishes them (github.com/microsoft/vidur, data/profiling; MIT):
 any tree of CSV files, told apart by their columns, with the GPU's name somewhere in the path. Every error is the mean
-absolute percentage error over the points of 1 to 4,096 tokens and TP degrees 1 to 8.
+absolute percentage error over the points of 1 to 4,096 tokens and TP degrees 1 to 8. Attention is fitted to every
+eighth point and reported on the others: with the bandwidth that the linear layers achieve, with one of its own, and
+without the waves of decodes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from scheduler.hardware import gpu
 from scheduler.roofline import MATRIX_KERNELS, Features, Hardware, ModelShape, Roofline
@@ -41,8 +43,7 @@ class Point:
     seconds: float
 
 
-Constants = TypeVar("Constants", Hardware, "InWaves")
-Law = Callable[[Constants, Point], float]
+Law = Callable[[Hardware, Point], float]
 
 
 def linear(hardware: Hardware, point: Point) -> float:
@@ -54,30 +55,9 @@ def attention(hardware: Hardware, point: Point) -> float:
     return Roofline(point.shape, hardware, point.tp).terms(point.features).attention_s + hardware.attention_s
 
 
-def error(law: Law[Constants], hardware: Constants, points: Sequence[Point]) -> float:
+def error(law: Law, hardware: Hardware, points: Sequence[Point]) -> float:
     """MAPE in percent."""
     return 100 * statistics.fmean(abs(law(hardware, point) / point.seconds - 1) for point in points)
-
-
-@dataclass(frozen=True, slots=True)
-class InWaves:
-    """A law of decodes' attention that the roofline does not have: a block of threads for each sequence and KV head, as
-    many at a time as the processors hold, so that the last wave of them leaves some idle. `share` of the time follows
-    from whole waves, and the rest from the KV that is read."""
-
-    memory_fraction: float
-    attention_s: float
-    bandwidth: float
-    share: float = 0.5
-    together: int = 216
-    """Two for each of the 108 processors of an A100."""
-
-
-def attention_in_waves(law: InWaves, point: Point) -> float:
-    blocks = point.features.decodes * point.shape.kv_heads / point.tp
-    fullness = math.ceil(blocks / law.together) * law.together / blocks if blocks > law.together else 1.0
-    read = point.shape.kv_bytes_per_token / point.tp * point.features.decode_context
-    return law.attention_s + read / (law.bandwidth * law.memory_fraction) * (1 + law.share * (fullness - 1))
 
 
 # Reading.
@@ -153,7 +133,7 @@ def read(folder: Path) -> Profiles:
 # Fitting.
 
 
-def fit(law: Law[Constants], hardware: Constants, names: Sequence[str], points: Sequence[Point]) -> Constants:
+def fit(law: Law, hardware: Hardware, names: Sequence[str], points: Sequence[Point]) -> Hardware:
     """The named constants that make the error least: steps up and down each in turn, ever smaller ones."""
     best, least, step = hardware, error(law, hardware, points), 0.2
     while step > 0.005:
@@ -168,8 +148,9 @@ def fit(law: Law[Constants], hardware: Constants, names: Sequence[str], points: 
 
 
 LINEAR = ("memory_fraction", "compute_fraction", "norm", "kernel_s")
-ATTENTION = ("memory_fraction", "attention_fraction", "attention_diagonal", "attention_keys", "attention_s")
-WAVES = ("memory_fraction", "attention_s", "share")
+ATTENTION = ("attention_fraction", "attention_diagonal", "attention_keys", "attention_s", "attention_waves")
+APART = ("memory_fraction", *ATTENTION)
+"""With a fraction of the bandwidth of its own, beside that of the linear layers."""
 
 
 def rows_of(profiles: Profiles) -> list[dict[str, Any]]:
@@ -188,18 +169,16 @@ def rows_of(profiles: Profiles) -> list[dict[str, Any]]:
         parts = (("all", decodes + chunks), ("chunks", chunks), ("decodes", decodes), ("decodes, much KV", busy))
         half = (decodes + chunks)[::8]
         seen = set(half)
-        fitted = fit(attention, shipped, ATTENTION, half)
-        for name, points in parts:
-            rows.append(_row(key, "attention", "as shipped", name, attention, shipped, points))
-            rest = [point for point in points if point not in seen]
-            rows.append(_row(key, "attention", "every 8th point", f"{name}, the rest", attention, fitted, rest))
-        waves = InWaves(shipped.memory_fraction, shipped.attention_s, shipped.bandwidth)
-        waves = fit(attention_in_waves, waves, WAVES, [point for point in half if point.features.decodes])
-        for name, points in (("decodes", decodes), ("decodes, much KV", busy)):
-            rest = [point for point in points if point not in seen]
-            rows.append(
-                _row(key, "attention, waves", "every 8th point", f"{name}, the rest", attention_in_waves, waves, rest)
-            )
+        fits = {
+            "as shipped": shipped,
+            "8th points": fit(attention, shipped, ATTENTION, half),
+            "8th, bandwidth": fit(attention, shipped, APART, half),
+            "8th, no waves": fit(attention, replace(shipped, attention_waves=0.0), APART, half),
+        }
+        for fitted_on, fitted in fits.items():
+            for name, points in parts:
+                rest = points if fitted is shipped else [point for point in points if point not in seen]
+                rows.append(_row(key, "attention", fitted_on, name, attention, fitted, rest))
     return rows
 
 
@@ -208,13 +187,13 @@ def _row(
     term: str,
     fitted_on: str,
     reported_on: str,
-    law: Law[Constants],
-    hardware: Constants,
+    law: Law,
+    hardware: Hardware,
     points: Sequence[Point],
 ) -> dict[str, Any]:
     total = sum(point.seconds for point in points)
     off = sum(abs(law(hardware, point) - point.seconds) for point in points)
-    names = {"linear layers": (*LINEAR, "tile"), "attention": ATTENTION}.get(term, WAVES)
+    names = (*LINEAR, "tile") if term == "linear layers" else APART
     return {
         "gpu": gpu(key).hardware.name,
         "term": term,

@@ -7,6 +7,7 @@ smooth maximum and the achieved fractions are fitted to the operator profiles th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,7 +52,8 @@ class Hardware:
 
     Attention over chunks achieves `attention_fraction` of peak FLOP/s. Of the chunk's own tokens it computes
     `attention_diagonal` of the square (a half where nothing is computed in vain), and each of its queries costs as
-    much as `attention_keys` more keys; an attention kernel takes `attention_s` beside its work.
+    much as `attention_keys` more keys; an attention kernel takes `attention_s` beside its work. Of the time of decodes'
+    attention a share of `attention_waves` goes by whole waves over the `processors` (see `waves`).
     """
 
     name: str
@@ -71,6 +73,8 @@ class Hardware:
     attention_diagonal: float = 1.14
     attention_keys: float = 714.0
     attention_s: float = 15e-6
+    attention_waves: float = 0.0
+    processors: int = 0
 
     @property
     def ridge(self) -> float:
@@ -132,6 +136,25 @@ def roofline_chunk(shape: ModelShape, hardware: Hardware, decodes: int, mean_con
     """
     read = shape.read_bytes + shape.kv_bytes_per_token * mean_context * decodes
     return max(0.0, hardware.ridge / (2 * shape.parameters) * read - decodes)
+
+
+BLOCKS_A_PROCESSOR = 2
+"""Of threads, of the attention kernel that was profiled: an A100's time jumps after 216 of them, and it has 108
+processors."""
+
+
+def waves(blocks: float, processors: int, share: float) -> float:
+    """By what factor decodes' attention takes longer than the KV that it reads: 1 + share (n B / b - 1), for b blocks
+    of threads of which B = 2 x processors run at a time, and n = ceil(b/B) waves of them; 1 up to one wave.
+
+    The kernel has a block of threads for each sequence and KV head, and those of the last wave leave processors idle.
+    Wave quantization is described in NVIDIA's "Matrix Multiplication Background User's Guide"; the share is fitted to
+    the profiles of Vidur (MLSys 2024). Kernels that divide a long context among idle processors have less of it.
+    """
+    together = BLOCKS_A_PROCESSOR * processors
+    if not share or blocks <= together:
+        return 1.0
+    return 1.0 + share * (math.ceil(blocks / together) * together / blocks - 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +223,8 @@ class _Laws:
         self._pair = per_pair / (hw.peak_flops * hw.attention_fraction)
         self._square, self._query = hw.attention_diagonal - 0.5, hw.attention_keys
         self._context = shape.kv_bytes_per_token / tp / (hw.bandwidth * hw.memory_fraction)
+        self._blocks, self._processors, self._waves = shape.kv_heads / tp, hw.processors, hw.attention_waves
+        self._one_wave = BLOCKS_A_PROCESSOR * hw.processors / self._blocks  # so many decodes
         self._matrices = shape.layers * MATRIX_KERNELS * hw.kernel_s
         self._attention_kernel = shape.layers * hw.attention_s
         self._reduce, self._reduce_token = 0.0, 0.0
@@ -211,12 +236,14 @@ class _Laws:
     def seconds(self, f: Features) -> tuple[float, float, float, float]:
         """Of linear layers, attention, communication, and of starting kernels.
 
-        Attention's chunks are bound by what they compute, decodes by the KV they read; a kernel for each. A layer has
-        two all-reduces, each of 2 (n-1)/n of the activations over the link.
+        Attention's chunks are bound by what they compute, decodes by the KV they read, in waves; a kernel for each. A
+        layer has two all-reduces, each of 2 (n-1)/n of the activations over the link.
         """
         prompts, decodes = f.prefill_tokens, f.decodes
         tokens = prompts + decodes
         attention, kernels = self._context * f.decode_context, self._matrices
+        if self._waves and decodes > self._one_wave:
+            attention *= waves(decodes * self._blocks, self._processors, self._waves)
         if prompts:
             in_vain = self._square * f.chunk_squares + self._query * prompts
             attention = self._pair * (f.chunk_pairs + in_vain) + attention

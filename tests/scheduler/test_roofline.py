@@ -99,6 +99,27 @@ def test_attention_by_hand() -> None:
     assert terms.latency_s == pytest.approx(32 * (4 * 6e-6 + 2 * 15e-6))
 
 
+@pytest.mark.parametrize(
+    ("streams", "tp", "factor"),
+    [
+        (27, 1, 1.0),
+        (28, 1, 1 + 0.25 * (432 / 224 - 1)),
+        (54, 1, 1.0),
+        (28, 2, 1.0),
+        (60, 2, 1 + 0.25 * (432 / 240 - 1)),
+    ],
+)
+def test_the_waves_of_attention_by_hand(streams: int, tp: int, factor: float) -> None:
+    """An A100's 108 processors hold 216 blocks of threads, a block for each stream and KV head, of which Llama-3.1-8B
+    has 8: the first wave is full with 27 streams, and 28 take a second one, half of which is idle."""
+    shape, f = known_shape("Llama-3.1-8B"), Features(decodes=streams, decode_context=streams * 2000)
+    waving, plain = Roofline(shape, A100, tp), Roofline(shape, replace(A100, attention_waves=0.0), tp)
+    assert A100.attention_waves == 0.25
+    assert waving.terms(f).attention_s == pytest.approx(factor * plain.terms(f).attention_s)
+    assert plain.terms(f).attention_s == pytest.approx(131_072 / tp * streams * 2000 / (0.8 * 2.039e12))
+    assert Roofline(shape, H100).terms(f) == Roofline(shape, replace(H100, processors=132)).terms(f), "not profiled"
+
+
 def test_257_tokens_cost_a_third_more_than_256() -> None:
     """The tile effect that Sarathi-Serve reports (32 %): 257 tokens fill three tiles of 128."""
     model = Roofline(known_shape("Mistral-7B"), A100)
@@ -127,7 +148,7 @@ def test_more_work_never_takes_less_time(
     f = Features(decodes=decodes, decode_context=decodes * context).with_chunk(start, chunk)
     more = [
         f.with_chunk(start + chunk, 1),
-        f._replace(decodes=decodes + 1),
+        f._replace(decodes=decodes + 1, decode_context=(decodes + 1) * context),
         f._replace(decode_context=f.decode_context + 1),
     ]
     assert all(roofline.predict(g) >= roofline.predict(f) for g in more)
