@@ -26,6 +26,7 @@ from ray.serve.handle import DeploymentHandle
 from cluster.client import AsyncCluster
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo, EngineUnavailable
+from cluster.precedence import step_back
 from deploy.api import ApiSettings, create_api
 from deploy.api.keys import read_keys
 from workers.checkpoint import resolve
@@ -110,6 +111,7 @@ class Engine:
     async def __init__(self, config: EngineConfig, name: str, drain_seconds: float) -> None:  # type: ignore[misc]
         self._name, self._drain_seconds = name, drain_seconds
         self._cluster = await AsyncCluster.start(config, name=name, namespace=NAMESPACE, detached=True)
+        _give_way_to_ranks(self._cluster)
 
     async def scheduler(self) -> tuple[str, str]:
         """Name and namespace of the scheduler actor, for `AsyncCluster.connect`."""
@@ -144,6 +146,7 @@ class Api:
     async def __init__(self, engine: DeploymentHandle[Engine], settings: ApiSettings) -> None:  # type: ignore[misc]
         name, namespace = await engine.scheduler.remote()
         self._cluster = await AsyncCluster.connect(name, namespace=namespace)
+        _give_way_to_ranks(self._cluster)
         tokenizer = await asyncio.to_thread(_load_tokenizer, self._cluster)
         self._app = create_api(self._cluster, tokenizer, settings, answer_ids=False)
 
@@ -163,6 +166,12 @@ def _load_tokenizer(cluster: AsyncCluster) -> Tokenizer:
     """From the directory that the workers read, or on a machine that does not have it, from where the model comes."""
     directory = Path(cluster.info.model_dir)
     return Tokenizer.load(directory if directory.is_dir() else resolve(cluster.info.model))
+
+
+def _give_way_to_ranks(cluster: AsyncCluster) -> None:
+    """The replica's process, where the processor is what tokens are computed on."""
+    if cluster.info.device == "cpu":
+        step_back()
 
 
 async def _check_standing(cluster: AsyncCluster) -> None:

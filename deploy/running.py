@@ -15,6 +15,7 @@ from typing import Any
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
+from cluster.precedence import rays_step_back
 from deploy import preflight
 from deploy.errors import CommandError
 from deploy.lifetime import Lifetime
@@ -165,7 +166,10 @@ def deploy(
     )
     _deploy({**config.model_dump(exclude_defaults=True), **(extra or {})})
     _wait_for_http(address)
-    return Server(address)
+    server = Server(address)
+    if server.info.device == "cpu":
+        rays_step_back()
+    return server
 
 
 def undeploy() -> None:

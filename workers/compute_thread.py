@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from workers.processors import name_threads
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -20,7 +22,7 @@ class ComputeThread:
     """Calls run one after another, in the order in which they were given."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._executor = ThreadPoolExecutor(1, "compute", initializer=name_threads)
 
     def submit(self, call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         return self._executor.submit(call, *args, **kwargs)

@@ -1,12 +1,23 @@
-"""How many threads numba's kernels take: torch's number."""
+"""What numba's kernels are run by: OpenMP where the system has it, on as many threads as torch takes."""
 
 from __future__ import annotations
 
 import numba
 import torch
 
-# OpenMP is the layer that several threads of one process may call at once.
-numba.config.THREADING_LAYER = "omp"  # type: ignore[attr-defined]
+
+def _layer() -> str:
+    """OpenMP is the layer that several threads of one process may call at once, and the quickest to begin a region. It
+    needs the system's libgomp, which a bare container may lack. numba's own queue is always there, and is enough for a
+    worker, which computes on one thread (`workers.compute_thread`)."""
+    try:
+        import numba.np.ufunc.omppool  # noqa: F401
+    except ImportError:
+        return "workqueue"
+    return "omp"
+
+
+numba.config.THREADING_LAYER = _layer()  # type: ignore[attr-defined]
 
 
 def as_many_threads_as_torch() -> None:

@@ -37,6 +37,7 @@ from workers.loader import checkpoint_dtype
 from workers.memory import give_back
 from workers.model import LlamaModel, Shard, check_degree, read_config
 from workers.parallel import Ranks
+from workers.processors import hold_processors
 from workers.sampler import Row, Sampled, sample
 from workers.scoring import MOST_ROWS, score
 from workers.slots import Batch, PlanError, Slots
@@ -86,6 +87,8 @@ class Worker:
         )
         self._constraints = Constraints(lambda: Grammars.load(folder, model_config.vocab_size))
         self._iteration_bytes = self._worst_iteration()
+        if config.alone_on_host and self._device.type == "cpu":
+            hold_processors(self._threads)
         give_back()
         return self._describe()
 

@@ -22,7 +22,9 @@ import psutil
 import pytest
 
 from cluster.config import EngineConfig
+from cluster.precedence import NICENESS, RANKS
 from deploy import cli
+from deploy.running import APPLICATION
 
 
 def complaint(capfd: pytest.CaptureFixture[str], *arguments: str, code: int) -> str:
@@ -236,6 +238,14 @@ def endless_head(url: str) -> int:
         return int(client.recv(100).split()[1])
 
 
+def nicenesses(pids: Iterable[int], name: str) -> set[int]:
+    """Of all threads of the processes whose command lines begin so."""
+    found = [process for process in map(psutil.Process, pids) if (process.cmdline() or [""])[0].startswith(name)]
+    assert found, name
+    threads = [int(task.name) for process in found for task in Path(f"/proc/{process.pid}/task").iterdir()]
+    return {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
+
+
 def complete(url: str, model: str) -> str:
     body = {"model": model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False)
@@ -260,6 +270,11 @@ def test_a_server_stops_without_a_trace_and_starts_again_at_once(smollm2_dir: Pa
             modes = {psutil.Process(pid).environ().get("RAY_AUTH_MODE") for pid in pids - {server.process.pid}}
             assert modes == {"token"}, "which answer nobody who does not know it"
             assert endless_head(facts["url"]) == 431
+            if sys.platform == "linux":
+                assert nicenesses(pids, RANKS) == nicenesses({server.process.pid}, "")
+                for name in ("Api", "Engine", "SchedulerActor", "ProxyActor", "ServeController"):
+                    of = f"ray::ServeReplica:{APPLICATION}:{name}" if name in ("Api", "Engine") else f"ray::{name}"
+                    assert nicenesses(pids, of) == {NICENESS}, of
             server.stop(number)
             assert server.process.returncode == 0
             assert descendants(server.mark) == {}
