@@ -1,9 +1,9 @@
 """Which processes of a machine wait for which, where ranks compute on its processors.
 
 A forward on several threads is hundreds of short parallel regions, at the end of which each thread waits for all
-others. Whatever interrupts one of them interrupts the whole forward: the tokens of an iteration, on their way through
-scheduler and front ends to the clients, make the next one longer by as much processor time as they take. Where those
-step back, that time comes out of what the forward leaves: between its iterations, and where it has one thread only.
+others. Whatever interrupts one of them interrupts the whole forward. What a token goes through on its way to a client
+(scheduler, API replica, proxy) is to do so: with all of these stepped back a step of 8 streams is 2 ms shorter, but the
+99th percentile of the gaps that clients see grows from 45 to 72 ms. What only looks after the others is not.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from pathlib import Path
 import psutil
 
 NICENESS = 15
-"""What Ray gives all workers by default. With 19 an iteration is a little shorter still, but beside busy programs of
-other people's, which are at 0, the scheduler gets so little that iterations wait for it; with 15 they do not."""
+"""What Ray gives all workers by default."""
 
-RANKS = "ray::RankActor"
-_UNTAKEN = "ray::IDLE"
 _RAYLET = "raylet"
+_KEPT = ("ray::RankActor", "ray::SchedulerActor", "ray::ServeReplica", "ray::ProxyActor", "ray::IDLE")
+"""Beginnings of command lines: those who compute, who carry tokens, and who may become one of them."""
 
 
 def step_back(pid: int | None = None) -> None:
     """Have a process (this one by default), in all its threads, give way to those that compute. Threads that it starts
-    later, and processes, take that after the thread that starts them. One that has
-    stepped back further stays there."""
+    later, and processes, take that after the thread that starts them. One that has stepped back further stays there."""
     pid = os.getpid() if pid is None else pid
     with suppress(OSError):  # it may have ended
         for thread in _threads(pid):
@@ -34,12 +32,12 @@ def step_back(pid: int | None = None) -> None:
                 os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
 
 
-def rays_step_back() -> None:
-    """Have Ray's own processes below this one do so: the proxy, the controller, their helpers. Not the raylet, whose
-    children the ranks are, nor a worker that may become one."""
+def background_steps_back() -> None:
+    """Have those of Ray's processes below this one do so that no token passes: the controller, the GCS, their helpers.
+    Not the raylet, whose children the ranks are."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if process.name() != _RAYLET and not " ".join(process.cmdline()).startswith((RANKS, _UNTAKEN)):
+            if process.name() != _RAYLET and not " ".join(process.cmdline()).startswith(_KEPT):
                 step_back(process.pid)
 
 

@@ -24,7 +24,6 @@ from cluster.loop import IterationLoop
 from cluster.measuring import measure
 from cluster.orphans import end_with_raylet
 from cluster.placement import group_name
-from cluster.precedence import step_back
 from cluster.rebuild import LastingGroup, lasting_group
 from cluster.roles import group_kinds
 from cluster.routing import choose, takers
@@ -98,8 +97,6 @@ class SchedulerActor:
                 told = self._standing.told_by("" if config.group_count == 1 else f" (group {index + 1})")
                 self._groups.append(await lasting_group(kind, index, model_dir, name, told, before))
             first = self._groups[0]
-            if first.descriptions[0].device == "cpu":
-                step_back()
             pools = [group.num_blocks for group in self._groups]
             swap = min((group.swap_blocks for group in self._groups if group.swap_blocks), default=0)
             info = engine_info(config, model_dir, first.descriptions, pools, first.transport, swap)

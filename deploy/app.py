@@ -111,7 +111,8 @@ class Engine:
     async def __init__(self, config: EngineConfig, name: str, drain_seconds: float) -> None:  # type: ignore[misc]
         self._name, self._drain_seconds = name, drain_seconds
         self._cluster = await AsyncCluster.start(config, name=name, namespace=NAMESPACE, detached=True)
-        _give_way_to_ranks(self._cluster)
+        if self._cluster.info.device == "cpu":
+            step_back()
 
     async def scheduler(self) -> tuple[str, str]:
         """Name and namespace of the scheduler actor, for `AsyncCluster.connect`."""
@@ -146,7 +147,6 @@ class Api:
     async def __init__(self, engine: DeploymentHandle[Engine], settings: ApiSettings) -> None:  # type: ignore[misc]
         name, namespace = await engine.scheduler.remote()
         self._cluster = await AsyncCluster.connect(name, namespace=namespace)
-        _give_way_to_ranks(self._cluster)
         tokenizer = await asyncio.to_thread(_load_tokenizer, self._cluster)
         self._app = create_api(self._cluster, tokenizer, settings, answer_ids=False)
 
@@ -166,12 +166,6 @@ def _load_tokenizer(cluster: AsyncCluster) -> Tokenizer:
     """From the directory that the workers read, or on a machine that does not have it, from where the model comes."""
     directory = Path(cluster.info.model_dir)
     return Tokenizer.load(directory if directory.is_dir() else resolve(cluster.info.model))
-
-
-def _give_way_to_ranks(cluster: AsyncCluster) -> None:
-    """The replica's process, where the processor is what tokens are computed on."""
-    if cluster.info.device == "cpu":
-        step_back()
 
 
 async def _check_standing(cluster: AsyncCluster) -> None:

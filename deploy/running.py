@@ -15,7 +15,7 @@ from typing import Any
 
 from cluster.config import EngineConfig
 from cluster.engine import EngineInfo
-from cluster.precedence import rays_step_back
+from cluster.precedence import background_steps_back
 from deploy import preflight
 from deploy.errors import CommandError
 from deploy.lifetime import Lifetime
@@ -168,7 +168,7 @@ def deploy(
     _wait_for_http(address)
     server = Server(address)
     if server.info.device == "cpu":
-        rays_step_back()
+        background_steps_back()
     return server
 
 

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from cluster.config import EngineConfig
-from cluster.precedence import NICENESS, RANKS
+from cluster.precedence import NICENESS
 from deploy import cli
 from deploy.running import APPLICATION
 
@@ -271,10 +271,12 @@ def test_a_server_stops_without_a_trace_and_starts_again_at_once(smollm2_dir: Pa
             assert modes == {"token"}, "which answer nobody who does not know it"
             assert endless_head(facts["url"]) == 431
             if sys.platform == "linux":
-                assert nicenesses(pids, RANKS) == nicenesses({server.process.pid}, "")
-                for name in ("Api", "Engine", "SchedulerActor", "ProxyActor", "ServeController"):
-                    of = f"ray::ServeReplica:{APPLICATION}:{name}" if name in ("Api", "Engine") else f"ray::{name}"
-                    assert nicenesses(pids, of) == {NICENESS}, of
+                own = nicenesses({server.process.pid}, "")
+                replica = f"ray::ServeReplica:{APPLICATION}"
+                for name in ("ray::RankActor", "ray::SchedulerActor", "ray::ProxyActor", f"{replica}:Api"):
+                    assert nicenesses(pids, name) == own, name
+                for name in ("ray::ServeController", f"{replica}:Engine"):
+                    assert nicenesses(pids, name) == {NICENESS}, name
             server.stop(number)
             assert server.process.returncode == 0
             assert descendants(server.mark) == {}
