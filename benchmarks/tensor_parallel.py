@@ -46,7 +46,8 @@ class Clock:
 def run_rank(rank: int, rendezvous: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """In a process of its own: (step, of it in collectives) of each round, by the way that was taken."""
     threads = max(1, (os.cpu_count() or 1) // RANKS)
-    config = WorkerConfig(str(resolve("smollm2")), rank, RANKS, rendezvous=rendezvous, threads=threads, max_running=33)
+    where = {"rendezvous": rendezvous, "threads": threads, "alone_on_host": True}
+    config = WorkerConfig(str(resolve("smollm2")), rank, RANKS, max_running=33, **where)  # type: ignore[arg-type]
     bench = Bench(config)
     ranks: Any = bench.worker.ranks
     ranks.sum, ranks.gather_columns = Clock(ranks.sum), Clock(ranks.gather_columns)

@@ -163,7 +163,7 @@ class WorkerGroup:
         _, address, port = places[0]
         one_host = len({node for node, _, _ in places}) == 1
         rendezvous = f"tcp://{'127.0.0.1' if one_host else address}:{port}"
-        alone = config.group_count == config.tp == 1
+        alone = one_host and config.group_count == 1
         base = worker_config(config, model_dir)
         base = replace(base, world_size=config.tp, rendezvous=rendezvous, alone_on_host=alone)
         loads = [rank.load.remote(replace(base, rank=i), one_host) for i, rank in enumerate(self._ranks)]

@@ -12,9 +12,9 @@ class WorkerConfig:
     device: auto | cpu | cuda. dtype: auto (float32 on CPU, the checkpoint's on CUDA) | float32 | bfloat16 | float16.
     kv_dtype: auto (the same) | float32 | bfloat16 | float16 | fp8 | int8. attention: auto | cpu | flash_attn | varlen.
     block_size None: 16 on CPU, 256 on CUDA (flash kernels' page size). threads None: the CPUs of this machine divided
-    by the ranks on it. alone_on_host: no other rank of the engine computes there; threads may keep to processors
-    (`workers.processors`). `max_batched_tokens`: of one iteration, for which memory is set aside. `rendezvous` is
-    torch.distributed's init method (tcp://host:port), needed where world_size > 1.
+    by the ranks on it. alone_on_host: all ranks of this group, and no others of the engine, are on one machine, so that
+    threads may keep to processors (`workers.processors`). `max_batched_tokens`: of one iteration, for which memory is
+    set aside. `rendezvous` is torch.distributed's init method (tcp://host:port), needed where world_size > 1.
     """
 
     model_dir: str

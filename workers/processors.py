@@ -1,4 +1,4 @@
-"""A processor for each thread that computes, where a rank has a machine's processors to itself.
+"""A processor for each thread that computes, where a group of ranks has a machine's processors to itself.
 
 The threads of a forward wait for each other hundreds of times an iteration. When something else wakes up, the scheduler
 of the operating system may put two of them on one processor, and it takes milliseconds until it looks again: the whole
@@ -8,6 +8,7 @@ forward takes twice as long meanwhile. Threads that stay where they are have onl
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,27 +22,22 @@ def name_threads() -> None:
         Path("/proc/thread-self/comm").write_text(NAME)
 
 
-def hold_processors(threads: int) -> bool:
+def hold_processors(threads: int, rank: int = 0, ranks: int = 1) -> None:
     """Keep the calling thread, which was named, and those of its OpenMP teams (torch and numba may have one each) on a
-    processor each. Only where `threads` is the number of processors that this process may run on, and there are more
-    than one: with fewer, other ranks or programs may want the same ones. Returns whether it was done.
+    processor each: the `threads` of this `rank`, where its group's ranks on this machine take as many as this process
+    may run on, and these are more than one. With fewer, other programs or groups may want the same ones.
     """
     if not hasattr(os, "sched_setaffinity") or not _TASKS.is_dir():
-        return False
+        return
     processors = sorted(os.sched_getaffinity(0))
-    if not 1 < threads == len(processors):
-        return False
-    first, *others = processors
-    team = [thread for thread in _named() if thread != _own_id()]
-    for index, thread in enumerate(team):
+    if not 1 < threads * ranks == len(processors):
+        return
+    first, *others = processors[rank * threads : (rank + 1) * threads]
+    own = threading.get_native_id()
+    for index, thread in enumerate(each for each in _named() if each != own):
         with suppress(OSError):  # it may have ended
-            os.sched_setaffinity(thread, {others[index % len(others)]})
-    os.sched_setaffinity(0, {first})
-    return bool(team)
-
-
-def _own_id() -> int:
-    return int(Path("/proc/thread-self").resolve().name)
+            os.sched_setaffinity(thread, {others[index % len(others)]} if others else {first})
+    os.sched_setaffinity(own, {first})
 
 
 def _named() -> list[int]:

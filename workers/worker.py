@@ -88,7 +88,7 @@ class Worker:
         self._constraints = Constraints(lambda: Grammars.load(folder, model_config.vocab_size))
         self._iteration_bytes = self._worst_iteration()
         if config.alone_on_host and self._device.type == "cpu":
-            hold_processors(self._threads)
+            hold_processors(self._threads, config.rank, config.world_size)
         give_back()
         return self._describe()
 

@@ -101,6 +101,11 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[misc]
         self.peak = 0
         self._alive: dict[int, tuple[Any, int]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch asks this of such a class: its compiler, for which it would import 50 MiB, has nothing to do here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given = {_place(tensor) for tensor in tree_leaves((args, kwargs)) if _counts(tensor)}

@@ -14,12 +14,15 @@ SCRIPT = """
 import json, os, sys, threading
 from workers.compute_thread import ComputeThread
 from workers.config import WorkerConfig
+from workers.processors import hold_processors
 from workers.worker import Worker
 
-folder, threads, alone = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "alone"
+folder, threads, alone, rank = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "alone", int(sys.argv[4])
 compute = ComputeThread()
-worker = Worker(WorkerConfig(model_dir=folder, device="cpu", threads=threads, alone_on_host=alone))
+worker = Worker(WorkerConfig(model_dir=folder, device="cpu", threads=threads, alone_on_host=alone and not rank))
 compute.run(worker.load)
+if rank:
+    compute.run(hold_processors, threads, rank, rank + 1)
 tasks = [(task, open(f"/proc/self/task/{task}/comm").read().strip()) for task in os.listdir("/proc/self/task")]
 print(json.dumps({
     "compute": sorted(os.sched_getaffinity(compute.run(threading.get_native_id))),
@@ -32,9 +35,17 @@ ALL = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [
 pytestmark = pytest.mark.skipif(len(ALL) < 2, reason="needs Linux and two processors")
 
 
-def affinities(folder: Path, threads: int, alone: bool) -> dict[str, list[list[int]]]:
+def affinities(folder: Path, threads: int, alone: bool, rank: int = 0) -> dict[str, list[list[int]]]:
     """In a process of its own: what is bound stays so."""
-    command = [sys.executable, "-c", SCRIPT, str(folder), str(threads), "alone" if alone else "one of several"]
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        str(folder),
+        str(threads),
+        "alone" if alone else "one of several",
+        str(rank),
+    ]
     root = Path(__file__).parents[2]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
@@ -56,3 +67,12 @@ def test_threads_that_take_the_whole_machine_stay_on_a_processor_each(tiny_model
 def test_threads_that_have_to_share_go_where_there_is_room(tiny_model_dir: Path, threads: int, alone: bool) -> None:
     found = affinities(tiny_model_dir, threads, alone)
     assert all(processors == ALL for kind in ("team", "others") for processors in found[kind])
+
+
+@pytest.mark.skipif(len(ALL) % 2 != 0, reason="two ranks cannot have as many processors each")
+def test_each_rank_has_its_own(tiny_model_dir: Path) -> None:
+    half = len(ALL) // 2
+    found = affinities(tiny_model_dir, half, alone=True, rank=1)
+    assert found["compute"] == [ALL[half]]
+    assert {processor for processors in found["team"] for processor in processors} == set(ALL[half:])
+    assert all(processors == ALL for processors in found["others"])

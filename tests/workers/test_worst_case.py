@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,3 +71,12 @@ def test_tokens_and_rows_are_extended_and_what_was_there_before_is_no_part_of_it
         return lambda: torch.zeros(1000 * rows if sample else 10 * tokens)
 
     assert by_counting(ready, tokens=5000, sequences=20, longest=5000) == 4 * (10 * 5000 + 1000 * 20)
+
+
+def test_counting_does_without_what_is_large_to_import(tiny_model_dir: Path) -> None:
+    code = "import sys; from tests.workers.driver import loaded; loaded(sys.argv[1]); print('torch._dynamo' in sys.modules)"
+    command = [sys.executable, "-c", code, str(tiny_model_dir)]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2], check=False
+    )
+    assert ran.stdout.split() == ["False"], ran.stderr[-2000:]
