@@ -74,7 +74,7 @@ def test_tokens_and_rows_are_extended_and_what_was_there_before_is_no_part_of_it
 
 
 def test_counting_does_without_what_is_large_to_import(tiny_model_dir: Path) -> None:
-    code = "import sys; from tests.workers.driver import loaded; loaded(sys.argv[1]); print('torch._dynamo' in sys.modules)"
+    code = "import sys; from tests.workers import driver; driver.loaded(sys.argv[1]); print('torch._dynamo' in sys.modules)"
     command = [sys.executable, "-c", code, str(tiny_model_dir)]
     ran = subprocess.run(
         command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2], check=False
