@@ -73,10 +73,16 @@ def test_tokens_and_rows_are_extended_and_what_was_there_before_is_no_part_of_it
     assert by_counting(ready, tokens=5000, sequences=20, longest=5000) == 4 * (10 * 5000 + 1000 * 20)
 
 
+WITHOUT_DYNAMO = """
+import sys
+from tests.workers.driver import loaded
+loaded(sys.argv[1], 8)
+print("torch._dynamo" in sys.modules)
+"""
+
+
 def test_counting_does_without_what_is_large_to_import(tiny_model_dir: Path) -> None:
-    code = "import sys; from tests.workers import driver; driver.loaded(sys.argv[1]); print('torch._dynamo' in sys.modules)"
-    command = [sys.executable, "-c", code, str(tiny_model_dir)]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2], check=False
-    )
+    command = [sys.executable, "-c", WITHOUT_DYNAMO, str(tiny_model_dir)]
+    root = Path(__file__).parents[2]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root, check=False)
     assert ran.stdout.split() == ["False"], ran.stderr[-2000:]
