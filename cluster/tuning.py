@@ -30,6 +30,8 @@ TTFT_FACTOR = 2.0
 """The default TTFT over the time that a prompt needs at that budget: room for one prompt before it."""
 TBT_FACTOR = 2.0
 """The default bound on a single gap over the default TPOT."""
+ITERATIONS_WAITED = 8
+"""Of the longest ones, that a short prompt's TTFT is worth."""
 CUDA_TILE = 128
 DELIVERY_S = 0.002
 """What two tokens may differ by in their ways from the workers to the client, by whose clock promises are kept."""
@@ -124,10 +126,12 @@ def policy_for(config: EngineConfig, name: str, chunk_size: int, info: EngineInf
 
 
 def longest_iteration(tuning: Tuning) -> float:
-    """Seconds: a short prompt that comes the moment such an iteration starts still has its first token in time."""
+    """Seconds that leave who comes the moment such an iteration starts most of the time until its first token is due,
+    at least for a short prompt. Shorter than the pace of the streams it need not be."""
     own = tuning.cost.predict(Features().with_chunk(0, SHORT_PROMPT))
     default = tuning.promises.promise(SHORT_PROMPT)
-    return max(default.ttft_s - own, default.ttft_s / 2)
+    little = max(default.ttft_s / ITERATIONS_WAITED, default.tpot_s)
+    return min(little, max(default.ttft_s - own, default.ttft_s / 2))
 
 
 def gate_for(config: EngineConfig, policy: str, tuning: Tuning | None) -> Gate | None:

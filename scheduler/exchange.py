@@ -78,17 +78,11 @@ class Exchange:
             sequence.final_length = len(sequence.request.prompt) + sequence.request.max_tokens
         return self.role == "prefill"
 
-    def next_to_enter(self) -> Sequence | None:
-        """The oldest that waits; but where too many already wait for room in another group, of those alone that need
-        none."""
-        if not self._waiting:
-            return None
-        if self.role != "prefill" or self._takes_prompts:
-            return self._waiting[0]
-        return next((sequence for sequence in self._waiting if not sequence.goes_on), None)
-
     @property
-    def _takes_prompts(self) -> bool:
+    def takes_prompts(self) -> bool:
+        """False where too many already wait for room in another group: then those alone enter that need none."""
+        if self.role != "prefill":
+            return True
         unplaced = [
             sequence
             for sequence in (*self._residents.line, *self.held)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Literal, NamedTuple
 
+from scheduler.entrance import makes_way
 from scheduler.errors import RequestRefused
 from scheduler.request import Sequence
 from scheduler.roofline import Features
@@ -22,7 +23,8 @@ ROOM = 1.05
 
 class Present(NamedTuple):
     """Who is there where a newcomer comes: how many streams, their contexts in all, the pace of the tightest, the
-    prompts with when they are due and their tokens left, the lengths of all that run, and the tokens of all prompts."""
+    prompts with when they are due and their tokens left, but for those that yield to any that can be in time, the
+    lengths of all that run, and the tokens of all prompts."""
 
     streams: int
     contexts: int
@@ -39,8 +41,9 @@ class Present(NamedTuple):
         contexts = running.streams.context + sum([sequence.computed for sequence in ending])
         pace = min([running.streams.pace_s, *[sequence.promise.pace_s for sequence in ending]])
         lengths = contexts + streams + sum([sequence.length for sequence in computing])  # of a stream all but the last
-        prompts = [(s.next_token_due(), s.length - s.computed) for those in (computing, waiting) for s in those]
-        return cls(streams, contexts, pace, prompts, lengths, sum([left for _, left in prompts]))
+        left = [(s, s.length - s.computed) for s in computing] + [(s, s.length - s.reusable) for s in waiting]
+        prompts = [(sequence.due, tokens) for sequence, tokens in left if not sequence.yields]
+        return cls(streams, contexts, pace, prompts, lengths, sum([tokens for _, tokens in left]))
 
     def ahead_of(self, due: float) -> int:
         """Tokens of prompts that go before one that is due then."""
@@ -120,7 +123,7 @@ class Gate:
         decodes = Features(decodes=there.streams, decode_context=there.contexts)
         predict, pace_s = self._solver.cost.predict, there.pace_s
         length = newcomer.length
-        total, offset = there.ahead_of(newcomer.next_token_due()) + length - queue.cached_tokens, length // 2
+        total, offset = there.ahead_of(newcomer.due) + length - queue.cached_tokens, length // 2
 
         allowing, known = self._allowing(), dict[int, float]()
 
@@ -136,7 +139,7 @@ class Gate:
         whole = known[chunk] if chunk in known else predict(decodes.with_chunk(offset, chunk))
         step = predict(decodes)
         # What is under way when it comes has to end first: half of an iteration on the average.
-        under_way = (whole if there.prompts else step) / 2 if queue.running else 0.0
+        under_way = (whole if there.tokens_to_compute else step) / 2 if queue.running else 0.0
         wait = self._wait(newcomer, queue, step)
         age = now - newcomer.arrival
         sharing, lengths = len(queue.running), there.lengths
@@ -147,16 +150,17 @@ class Gate:
         return Forecast(age + max(wait, under_way) + iterations * whole, wait, self._streams.cost.predict(shared))
 
     def _wait(self, newcomer: Sequence, queue: Queue, step: float) -> float:
-        """Seconds until enough streams have ended for those who wait and the newcomer to have a slot and blocks, if all
-        of them generate what they may: a stop token comes sooner, so that this is the most."""
+        """Seconds until enough streams have ended for those who wait before the newcomer, and for itself, to have slots
+        and blocks, if all of them generate what they may: a stop token comes sooner, so that this is the most."""
         if queue.elsewhere is not None:
             return 0.0  # nobody stays: what has to end is the prompts ahead, which are counted
-        slots = len(queue.waiting) + 1 - queue.free_slots
-        blocks = sum([queue.blocks_for(s.length) for s in (*queue.waiting, newcomer)]) - queue.free_blocks
+        before = [s for s in queue.waiting if not s.yields and s.due <= newcomer.due]
+        slots = len(before) + 1 - queue.free_slots
+        blocks = sum([queue.blocks_for(s.length) for s in (*before, newcomer)]) - queue.free_blocks
         if slots <= 0 and blocks <= 0:
             return 0.0
         steps = 0
-        for tokens, held in sorted((_tokens_left(s), len(s.blocks)) for s in queue.running):
+        for tokens, held in sorted((_tokens_left(s, newcomer), len(s.blocks)) for s in queue.running):
             if slots <= 0 and blocks <= 0:
                 break
             steps, slots, blocks = tokens, slots - 1, blocks - held
@@ -182,7 +186,10 @@ def _kept(asked: Promise, forecast: Forecast, ttft_s: float) -> Promise:
     return Promise(min(LONGEST_PROMISE_S, max(asked.ttft_s, ttft_s)), min(LONGEST_PROMISE_S, tpot), tbt)
 
 
-def _tokens_left(sequence: Sequence) -> int:
+def _tokens_left(sequence: Sequence, newcomer: Sequence) -> int:
+    """Until it is out of the newcomer's way."""
+    if sequence.prefilling and makes_way(sequence, newcomer):
+        return 0
     return sequence.prefill_remaining + sequence.request.max_tokens - sequence.generated
 
 

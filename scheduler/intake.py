@@ -61,6 +61,7 @@ class Intake:
         if self._told is not None and self._told.newcomer.request is request:
             sequence.digests = list(self._told.newcomer.digests)
         sequence.slo_class = request.slo_class or (DEFAULT_CLASS if request.promise is None else CUSTOM_CLASS)
+        sequence.due = sequence.wanted_at()
         return sequence
 
     def judge(self, sequence: Sequence, now: float) -> Grant | None:
@@ -70,8 +71,9 @@ class Intake:
             return None
         grant = self.gate.judge(sequence, self._forecast(self.gate, sequence, now))
         if grant is not None:
-            sequence.promise = grant.promise
+            asked, sequence.promise = sequence.promise, grant.promise
             if grant.best_effort:
+                sequence.wanted_s, sequence.yields = asked.ttft_s, True
                 sequence.slo_class = BEST_EFFORT_CLASS
         return grant
 
@@ -90,6 +92,7 @@ class Intake:
         """What it was told before it came, where nothing has changed since."""
         told = self._told
         if told is not None and told.still_true(gate, newcomer, now, self.present):
+            newcomer.reusable = told.newcomer.reusable
             return told.forecast
         return gate.forecast(newcomer, self._queue(newcomer), now)
 
@@ -113,6 +116,7 @@ class Intake:
 
     def _queue(self, newcomer: Sequence) -> Queue:
         streams = self.streams_elsewhere
+        newcomer.reusable = len(self._prefixes.found(newcomer)) * self._pool.block_size
         return Queue(
             self.present,
             self._residents.line,
@@ -120,7 +124,7 @@ class Intake:
             self._residents.free_slots,
             self._pool.available,
             self._pool.blocks_for,
-            len(self._prefixes.found(newcomer)) * self._pool.block_size,
+            newcomer.reusable,
             None if streams is None else streams(),
         )
 

@@ -1,12 +1,13 @@
-"""Sequences in the order in which they came, or in which tenants take turns."""
+"""Sequences in the order in which they came, and tenants that take turns."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
 
+from scheduler.deadlines import Deadlines
 from scheduler.request import Sequence
 
 
@@ -22,6 +23,8 @@ class Line(list[Sequence]):
         """How often somebody joined or left."""
         self.tokens = 0
         """Of all in the line, as many as each had when it joined."""
+        self.let_in = 0
+        """Tokens of all that have left to be served."""
         self._joined_with: dict[int, int] = {}
 
     def join(self, sequence: Sequence) -> None:
@@ -43,34 +46,110 @@ class Line(list[Sequence]):
         self.changes += 1
         self.tokens -= self._joined_with.pop(sequence.order)
 
+    def first(self) -> Sequence | None:
+        """Whose turn it is, where everybody is served as they came."""
+        return self[0] if self else None
+
+    def enter(self, sequence: Sequence) -> None:
+        """It leaves to be served."""
+        self.let_in += len(sequence.tokens)
+        self.leave(sequence)
+
+    def in_turn(self) -> Iterator[Sequence]:
+        """In the order in which they would be served as they came."""
+        return iter(self)
+
+
+class Tenant:
+    """Those of one tenant that wait: in their order, and by when they are due. `turn` is where it goes on."""
+
+    def __init__(self, turn: float) -> None:
+        self.turn = turn
+        self.line = Line()
+        self.deadlines = Deadlines()
+
+    @property
+    def weight(self) -> float:
+        return self.line[0].request.weight
+
+    def turn_of(self, sequence: Sequence) -> float:
+        """Whoever comes back after a preemption has the turn that it had."""
+        return self.turn if sequence.turn is None else sequence.turn
+
 
 class FairLine(Line):
     """Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) over tenants, with tokens as the length of a request.
 
-    A sequence's turn is where its tenant's one before ends, or the turn of the last that left from the front, whichever
-    is later; it ends its tokens (prompt and `max_tokens`), divided by its weight, after that. The earliest turn is
-    first. So a tenant that floods waits for itself, and one that comes back after a pause has saved nothing up. For a
-    single tenant it is the order of arrival. Whoever comes back after a preemption has the turn that it had.
+    A tenant's turn is where the one before it ends, or the turn of the last that entered from here, whichever is later;
+    it ends the tokens of who enters (prompt and `max_tokens`), divided by its weight, after that. The earliest turn is
+    first. So a tenant that floods waits for itself, and one that comes back after a pause has saved nothing up. Which
+    of a tenant's requests takes its turn is another's to decide: as they came, or by when they are due.
     """
-
-    key = staticmethod(attrgetter("turn", "order"))
 
     def __init__(self) -> None:
         super().__init__()
+        self.tenants: dict[str, Tenant] = {}
+        """Those that have somebody waiting."""
         self._now = 0.0
         self._ends: dict[str, float] = {}
 
     def join(self, sequence: Sequence) -> None:
-        if sequence.turn is None:
-            request = sequence.request
-            sequence.turn = max(self._now, self._ends.get(request.tenant, 0.0))
-            self._ends[request.tenant] = sequence.turn + sequence.final_length / request.weight
+        name = sequence.request.tenant
+        tenant = self.tenants.get(name)
+        if tenant is None:
+            tenant = self.tenants[name] = Tenant(max(self._now, self._ends.get(name, 0.0)))
+        tenant.line.join(sequence)
+        tenant.deadlines.join(sequence)
         super().join(sequence)
+        if tenant.line[0] is sequence:
+            tenant.deadlines.passed_from = self.let_in
 
     def leave(self, sequence: Sequence) -> None:
-        if self and self[0] is sequence and sequence.turn is not None:
-            self._now = max(self._now, sequence.turn)
         super().leave(sequence)
+        name = sequence.request.tenant
+        tenant = self.tenants[name]
+        oldest = tenant.line[0]
+        tenant.line.leave(sequence)
+        tenant.deadlines.leave(sequence)
+        if not tenant.line:
+            del self.tenants[name]
+        elif oldest is sequence:
+            tenant.deadlines.passed_from = self.let_in
         if not self:
             self._now = max((self._now, *self._ends.values()))
             self._ends.clear()
+
+    def enter(self, sequence: Sequence) -> None:
+        """It leaves to be served, and its tenant has had its turn."""
+        name = sequence.request.tenant
+        if sequence.turn is None:
+            tenant = self.tenants[name]
+            sequence.turn = tenant.turn
+            self._now = max(self._now, tenant.turn)
+            tenant.turn = self._ends[name] = tenant.turn + sequence.final_length / sequence.request.weight
+        super().enter(sequence)
+
+    def first(self) -> Sequence | None:
+        if len(self.tenants) < 2:
+            return self[0] if self else None
+        heads = [(tenant.turn_of(tenant.line[0]), tenant.line[0].order) for tenant in self.tenants.values()]
+        order = min(heads)[1]
+        return self[bisect_left(self, order, key=self.key)]
+
+    def in_turn(self) -> Iterator[Sequence]:
+        turns = {name: tenant.turn for name, tenant in self.tenants.items()}
+        lines = {name: iter(tenant.line) for name, tenant in self.tenants.items()}
+        heads = {name: next(line) for name, line in lines.items()}
+
+        def turn(name: str) -> tuple[float, int]:
+            had = heads[name].turn
+            return turns[name] if had is None else had, heads[name].order
+
+        while heads:
+            name = min(heads, key=turn)
+            sequence = heads.pop(name)
+            if sequence.turn is None:
+                turns[name] += sequence.final_length / sequence.request.weight
+            yield sequence
+            if (following := next(lines[name], None)) is not None:
+                heads[name] = following

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -117,7 +118,17 @@ class Sequence:
     slo_class: str = DEFAULT_CLASS
     predicted_ttft_s: float | None = None
     turn: float | None = None
-    """Its place among those that wait: see `scheduler.line.FairLine`."""
+    """Its tenant's, with which it entered: see `scheduler.line.FairLine`."""
+    wanted_s: float | None = None
+    """The TTFT that it asked for, where that could not be promised: it has it if nobody loses by that."""
+    due: float = math.inf
+    """When its next token was wanted as it came, or as it began to wait once more."""
+    yields: bool = False
+    """Whether it goes after the prompts that can be in time, for it cannot, or others could not beside it."""
+    work: tuple[int, int, float] | None = None
+    """From where to where it is to be computed, and about how many seconds that takes of an idle machine."""
+    reusable: int = 0
+    """So many of its tokens had KV already as it came."""
     blocks: BlockTable = field(default_factory=BlockTable)
     blocks_sent: int = 0
     known_blocks: int = 0
@@ -193,6 +204,12 @@ class Sequence:
         if promise.tbt_s is None:  # as `token_due` has it: asked of every stream, in most iterations
             return first + index * promise.tpot_s
         return promise.token_due(index, first, last)
+
+    def wanted_at(self) -> float:
+        """When its next token is due, or would be if what it asked for had been promised."""
+        if self.first_token_at is None and self.wanted_s is not None:
+            return self.arrival + self.wanted_s
+        return self.next_token_due()
 
     @property
     def prefill_offset(self) -> int:

@@ -79,6 +79,13 @@ class Residents:
         left = self._pool.available - self._pool.unheld(shared) - (self._blocks_for(tokens) - len(shared))
         return left if left >= len(self.line) + self._arriving else None
 
+    def missing_for(self, sequence: Sequence) -> tuple[int, int]:
+        """Slots and blocks that it does not find."""
+        shared = self._prefixes.found(sequence)
+        tokens = sequence.final_length if settled(sequence) else sequence.length
+        left = self._pool.available - self._pool.unheld(shared) - (self._blocks_for(tokens) - len(shared))
+        return 1 - len(self._free_slots), len(self.line) + self._arriving - left
+
     def _blocks_for(self, tokens: int) -> int:
         """No more than there are: what outgrows the whole pool ends alone."""
         return min(self._pool.blocks_for(tokens), self._pool.total)

@@ -19,6 +19,7 @@ from scheduler.budget import Batch
 from scheduler.census import Census, Roll
 from scheduler.config import SchedulerConfig
 from scheduler.directory import Directory
+from scheduler.entrance import Entrance
 from scheduler.errors import RequestRefused
 from scheduler.exchange import Exchange, Role
 from scheduler.intake import Intake
@@ -72,6 +73,7 @@ class Scheduler:
         self._residents = Residents(config.max_running, self.pool, self.prefixes, self.host)
         self._running = self._residents.line
         self.exchange = Exchange(role, self._sequences, self._waiting, self._residents, self.pool, self.prefixes)
+        self.entrance = Entrance(self._waiting, self._residents, self.exchange, self._give_way)
         self._under_way = UnderWay()
         self._ledger = Ledger()
         self._gave_way: list[str] = []
@@ -87,8 +89,8 @@ class Scheduler:
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
-        """Sequences that wait for a slot or for blocks, the next to enter first."""
-        return tuple(self._waiting)
+        """Sequences that wait for a slot or for blocks, in the order in which they would enter as they came."""
+        return tuple(self._waiting.in_turn())
 
     # Requests come and go.
 
@@ -284,7 +286,7 @@ class Scheduler:
 
     def _compose(self, now: float) -> tuple[list[Mix], bool]:
         """What the policy wants and the blocks allow, and whether a sequence gave way for want of blocks."""
-        self._admit_waiting()
+        self.entrance.let_in(self.policy.urgency, now, self._iteration)
         mixes = self.policy.compose(self._batch(now))
         gave_way = self._secure_blocks(mixes, now)
         if gave_way:
@@ -298,17 +300,6 @@ class Scheduler:
             return batch
         prefills = self.prefixes.worth_computing(batch.prefills, self._under_way.filling, self._iteration)
         return batch if prefills is batch.prefills else Batch(prefills, batch.decodes, now)
-
-    # Admission.
-
-    def _admit_waiting(self) -> None:
-        """First come, first served among those of a tenant, and tenants by turns. Nobody overtakes a request that
-        does not fit yet, so that none starves."""
-        while (sequence := self.exchange.next_to_enter()) is not None:
-            if sequence.pending > 0 or not self._residents.enter(sequence):
-                return
-            self._waiting.leave(sequence)
-            sequence.phase, sequence.chunk_at = Phase.RUNNING, self._iteration
 
     # Blocks.
 
@@ -333,10 +324,12 @@ class Scheduler:
             if len(self._running) == 1 and not self.exchange.arriving:
                 self._end(sequence, Finish.LENGTH, KV_CAPACITY)
             else:
-                victim = self.policy.victim(self._residents.displaceable(sequence), now)
-                self._preempt(victim, "kv_blocks")
-                self._gave_way.append(victim.request_id)
+                self._give_way(self.policy.victim(self._residents.displaceable(sequence), now))
         return gave_way
+
+    def _give_way(self, sequence: Sequence) -> None:
+        self._preempt(sequence, "kv_blocks")
+        self._gave_way.append(sequence.request_id)
 
     def _preempt(self, sequence: Sequence, cause: PreemptionCause) -> None:
         """Take blocks and slot away; the sequence goes on once its whole context fits."""

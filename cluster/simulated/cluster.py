@@ -229,7 +229,7 @@ class SimulatedCluster:
         number, now = next(self._numbers), self._virtual.time()
         prompt = prompt_tokens(planned, number, self._machine.info.vocab_size)
         service = slo_class_of(planned)
-        request = Request(str(number), prompt, planned.output_tokens, slo_class=service, tenant=service)
+        request = Request(str(number), prompt, planned.output_tokens, slo_class=service)
         seen = SeenRequest(planned, now, len(prompt), self._tuning.promises.promise(len(prompt), service))
         self._keeper.came(seen)
         try:
@@ -291,7 +291,7 @@ class _Numbered:
 
 
 def slo_class_of(planned: PlannedRequest) -> str:
-    """The class of service that it asks for by name, as in a request's body. Those of one class wait as one tenant."""
+    """The class of service that it asks for by name, as in a request's body."""
     asked = planned.extra.get("slo")
     return asked if isinstance(asked, str) else ""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 from scheduler.budget import NOTHING_WANTED, Batch, Decision
+from scheduler.entrance import Urgency
 from scheduler.request import Sequence
 from scheduler.roofline import Features
 from scheduler.running import Streams
@@ -49,6 +50,10 @@ class Policy(Protocol):
     decision: Decision
     """Of the last `compose`."""
 
+    @property
+    def urgency(self) -> Urgency | None:
+        """By what those that wait are let in by their deadlines; None: as they came."""
+
     def compose(self, batch: Batch) -> list[Mix]:
         """The forwards of the next iteration, in order, none of them empty; none where there is nothing to run."""
 
@@ -60,6 +65,7 @@ class YoungestVictim:
     """Preempt whoever came last: the oldest always gets on, so that everybody ends."""
 
     decision: Decision = NOTHING_WANTED
+    urgency: Urgency | None = None
 
     def victim(self, candidates: Seq[Sequence], now: float) -> Sequence:
         return candidates[-1]

@@ -10,7 +10,7 @@ from scheduler.policies.base import Draft, fill_with_chunks
 from scheduler.request import Sequence
 from scheduler.roofline import Features
 
-OLDEST_PART = 8
+OLDEST_PART = 32
 """One in so many tokens is the oldest prompt's (at least one token): ageing, so that it is served in the end."""
 
 

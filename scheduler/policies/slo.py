@@ -2,8 +2,9 @@
 
 The budget is the largest chunk total whose predicted iteration, allowed for by a learned quantile, ends before the
 earliest due token: of any stream, and of any prompt that it completes. With nothing at risk it is the cap. Prompts
-share it by least laxity. One that can no longer meet its promise yields to those that can, yet keeps a small share, so
-that it is served in the end. Deadlines and relegation follow Niyama (ASPLOS 2026).
+share it by their deadlines, those that wait for a slot included (`scheduler.entrance`). One that cannot meet its
+promise, or only if others do not, yields to those that can (`scheduler.deadlines`), yet keeps a small share, so that it
+is served in the end. Deadlines and relegation follow Niyama (ASPLOS 2026).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import ClassVar
 
 from scheduler.budget import NOTHING_WANTED, Batch, Decision
 from scheduler.costmodel import Allowance, OnlineCostModel
+from scheduler.entrance import Urgency
 from scheduler.policies.base import Mix
+from scheduler.policies.pace import Pace
 from scheduler.policies.sharing import Sharing
 from scheduler.request import Sequence
 from scheduler.roofline import Features
@@ -25,6 +28,8 @@ from scheduler.search import largest
 DELIVERY_SHARE = 0.05
 """Of a TPOT, that the allowance for delivery may take at most."""
 QUANTILES_BELOW = (0.95, 0.9, 0.75, 0.5)
+REACH = 2
+"""Iterations whose prompts hold a slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,23 +128,32 @@ class SloBudget:
 
 
 class SloPolicy:
-    """All decodes, and chunks of the prompts by least laxity up to the budget, in one fused forward."""
+    """All decodes, and chunks of the prompts by their deadlines up to the budget, in one fused forward."""
 
     name: ClassVar[str] = "slo"
     decision: Decision = NOTHING_WANTED
 
     def __init__(self, budget: SloBudget) -> None:
         self.budget = budget
-        self._costs: dict[int, tuple[int, int, float]] = {}
+        self.pace = Pace(budget.cost)
+
+    @property
+    def urgency(self) -> Urgency:
+        """With as many prompts as iterations have had room for lately; where they had more, as many as there can be."""
+        budget, most = self.decision, self.budget.settings.max_batched_tokens
+        filled = budget.bound not in ("none", "prompts", "cap")
+        reach = max(1, min(most, REACH * budget.token_budget)) if filled else most
+        return Urgency(reach, self.pace.rest_of)
 
     def compose(self, batch: Batch) -> list[Mix]:
         if not batch.prefills:
-            self.decision, self._costs = NOTHING_WANTED, {}
+            self.decision = NOTHING_WANTED
             return [Mix(batch.decodes)] if batch.decodes else []
-        ordered = Batch(self._by_laxity(batch), batch.decodes, batch.now)
+        ordered = Batch(self._by_deadline(batch), batch.decodes, batch.now)
         self.decision = self.budget.decide(ordered)
         budget = self.decision.token_budget
         fused = Mix(batch.decodes, Sharing(ordered.prefills, budget, Features()).chunks(budget))
+        self.pace.learn(fused, self.decision)
         return [] if fused.empty else [fused]
 
     def victim(self, candidates: Seq[Sequence], now: float) -> Sequence:
@@ -161,29 +175,16 @@ class SloPolicy:
 
         return min(candidates, key=loses)
 
-    def _by_laxity(self, batch: Batch) -> list[Sequence]:
-        """Those that can meet their promise by least laxity, then those that cannot, oldest first."""
+    def _by_deadline(self, batch: Batch) -> list[Sequence]:
+        """Those that can meet their promise, the first to be due first, then those that cannot, oldest first."""
         hopeful, hopeless = [], []
-        self._costs = {s.order: self._remaining_cost(s) for s in batch.prefills}
         for sequence in batch.prefills:
-            *_, uncorrected = self._costs[sequence.order]
-            spare = sequence.next_token_due() - batch.now - uncorrected * self.budget.cost.correction
-            if spare >= 0:
-                hopeful.append((spare, sequence.order, sequence))
+            due = sequence.wanted_at()
+            if not sequence.yields and due - batch.now >= self.pace.alone(sequence) * self.budget.cost.correction:
+                hopeful.append((due, sequence.order, sequence))
             else:
                 hopeless.append((sequence.order, sequence))
         return [sequence for *_, sequence in sorted(hopeful)] + [sequence for _, sequence in sorted(hopeless)]
-
-    def _remaining_cost(self, sequence: Sequence) -> tuple[int, int, float]:
-        """From where to where it is to be computed, and what that costs with nothing else, before correction.
-
-        Few of the prompts get on in an iteration: of the others it is known from the one before.
-        """
-        known = self._costs.get(sequence.order)
-        if known is not None and known[0] == sequence.computed and known[1] == sequence.prefill_target:
-            return known
-        remaining = Features().with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
-        return sequence.computed, sequence.prefill_target, self.budget.cost.base.predict(remaining)
 
 
 def seconds_left(decodes: Seq[Sequence], now: float, delivery: float) -> list[float]:

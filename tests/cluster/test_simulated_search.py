@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.config import EngineConfig
@@ -31,6 +31,7 @@ def run_of(kept: int, missed: int) -> Simulation:
     return Simulation(seen, SeenIterations(), 6.0, 1, 1)
 
 
+@settings(deadline=None)
 @given(st.floats(0.05, 2000), st.floats(0.1, 50), st.integers(1, 3))
 def test_the_bisection_finds_a_known_capacity(true: float, guess: float, seeds: int) -> None:
     found = capacity(lambda rate, seed: run_of(95, 5 if rate <= true else 50), Criterion(0.9), range(seeds), guess)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scheduler.line import FairLine, Line
 from scheduler.policies.base import Draft, fill_with_chunks
-from scheduler.policies.sharing import Sharing
+from scheduler.policies.sharing import OLDEST_PART, Sharing
 from scheduler.request import Phase, Request, Sequence
 from scheduler.roofline import Features
 from scheduler.slo import UNPROMISED
@@ -73,9 +73,9 @@ def test_while_tenants_wait_what_they_get_follows_their_weights(
         if arrival is not None:
             line.join(of_tenant(order, arrival[0], arrival[1], weights[arrival[0]]))
             waiting[arrival[0]] += 1
-        elif line:
-            first = line[0]
-            line.leave(first)
+        elif (first := line.first()) is not None:
+            assert next(line.in_turn()) is first
+            line.enter(first)
             entered.append(first)
             tenant = first.request.tenant
             waiting[tenant] -= 1
@@ -102,20 +102,24 @@ def test_a_single_tenant_is_served_in_the_order_of_arrival(arrivals: list[int | 
         elif plain:
             leaving = plain[0] if data.draw(st.booleans()) else data.draw(st.sampled_from(plain))
             plain.leave(leaving)
-            fair.leave(leaving)
+            if leaving is fair.first():
+                fair.enter(leaving)
+            else:
+                fair.leave(leaving)
             away.append(leaving)
         elif away:
             plain.join(back := away.pop())
             fair.join(back)
-        assert list(fair) == list(plain)
+        assert list(fair) == list(fair.in_turn()) == list(plain)
+        assert fair.first() == plain.first()
 
 
 def shared_out(prefills: list[Sequence], budget: int) -> list[Draft]:
-    """In order, but that the oldest keeps an eighth of the budget, at least a token, and what the others leave."""
+    """In order, but that the oldest keeps a part of the budget, at least a token, and what the others leave."""
     oldest = min(prefills, key=lambda s: s.order)
     if budget <= 0 or prefills[0] is oldest:
         return fill_with_chunks(prefills, budget)
-    kept = min(max(1, budget // 8), oldest.prefill_remaining)
+    kept = min(max(1, budget // OLDEST_PART), oldest.prefill_remaining)
     others = fill_with_chunks([s for s in prefills if s is not oldest], budget - kept)
     left = budget - sum(draft.count for draft in others)
     return [*others, Draft(oldest, min(left, oldest.prefill_remaining))]

@@ -163,6 +163,8 @@ def test_nobody_waits_for_one_that_gets_nothing() -> None:
     """A policy that never lets the oldest run: those that wait for it take over."""
 
     class OnlyLater:
+        urgency = None
+
         def __init__(self) -> None:
             self.inner = make_policy("chunked", chunk_size=8)
             self.name, self.decision, self.victim = "later", self.inner.decision, self.inner.victim

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.policies import make_policy
-from scheduler.policies.slo import SloSettings
 from scheduler.request import Request
 from scheduler.residents import MOST_PREEMPTIONS
 from scheduler.scheduler import Scheduler
@@ -52,13 +51,13 @@ def test_a_stream_that_is_late_is_not_given_up_for_that() -> None:
 
 
 def test_a_prompt_that_cannot_keep_its_promise_loses_nothing() -> None:
-    run = VirtualRun.with_policy(SloSettings(max_batched_tokens=200))
+    run = VirtualRun.with_policy()
     run.add(stream("s", EASE))
     for _ in range(3):
         run.step()
     run.add(Request("late", prompt(4000), 5, promise=Promise(0.01, 1)))
     run.add(Request("too", prompt(4000), 5, promise=Promise(0.01, 1)))
-    run.add(Request("hopeful", prompt(300), 5, promise=Promise(60, 1)))
+    run.add(Request("hopeful", prompt(3000), 5, promise=Promise(60, 1)))
     run.step()
     assert len(run.scheduler.running) == 4
     assert victim(run) == "too", "of those that are late the youngest"
