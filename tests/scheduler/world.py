@@ -288,12 +288,12 @@ def asking_each(running: Iterable[Sequence], waiting: Iterable[Sequence]) -> Pre
     """Who is there, by looking at every sequence."""
     computing = [sequence for sequence in running if sequence.prefilling]
     streams = [sequence for sequence in running if not sequence.prefilling]
-    prompts = [(s.next_token_due(), s.length - s.computed) for s in (*computing, *waiting)]
+    left = [*[(s, s.length - s.computed) for s in computing], *[(s, s.length - s.reusable) for s in waiting]]
     return Present(
         streams=len(streams),
         contexts=sum(sequence.computed for sequence in streams),
         pace_s=min((sequence.promise.pace_s for sequence in streams), default=LONGEST_PROMISE_S),
-        prompts=prompts,
+        prompts=[(sequence.due, tokens) for sequence, tokens in left if not sequence.yields],
         lengths=sum(sequence.length for sequence in running),
-        tokens_to_compute=sum(left for _, left in prompts),
+        tokens_to_compute=sum(tokens for _, tokens in left),
     )
