@@ -4,9 +4,10 @@ import os
 
 # libgomp's threads wait for each other by turning, by default for a whole time slice: a processor is then kept busy
 # while the thread that is waited for gets none, and one foreign process makes steps many times as long. This many turns
-# are a tenth of a millisecond, longer than most waits within a forward. It has to be said before torch is loaded.
+# are some microseconds, longer than most waits within a forward; with five times as many a step on a quiet machine is a
+# little shorter, and twice as long beside a busy program. It has to be said before torch is loaded.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 # Weights and KV in pages of 2 MiB where the kernel gives them to those that ask (Linux, `madvise`, which is the usual
 # setting): a forward reads all of them, and with pages of 4 KiB spends some 7 % of its time on looking these up.
