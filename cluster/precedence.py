@@ -2,8 +2,8 @@
 
 A forward on several threads is hundreds of short parallel regions, at the end of which each thread waits for all
 others. Whatever interrupts one of them interrupts the whole forward. What a token goes through on its way to a client
-(scheduler, API replica, proxy) is to do so: with all of these stepped back a step of 8 streams is 2 ms shorter, but the
-99th percentile of the gaps that clients see grows from 45 to 72 ms. What only looks after the others is not.
+(scheduler, API replica, proxy) is to do so: with all of these stepped back a step is shorter, but tokens are late where
+clients see them (docs/performance.md has both figures). What only looks after the others is not.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Residents:
         newcomer that takes the last ones would be thrown out again. Who has given way often enough gets all the blocks
         that it can ever want, so that it neither wants another's nor has to give way again.
         """
-        room = self._take_room(sequence, sequence.final_length if settled(sequence) else sequence.length)
+        room = self._take_room(sequence, _tokens_here(sequence))
         if room is None:
             return False
         sequence.slot, blocks, shared = room
@@ -76,15 +76,22 @@ class Residents:
         """Blocks available beside those of so many tokens; None where that leaves the streams none."""
         if not self._free_slots:
             return None
-        left = self._pool.available - self._pool.unheld(shared) - (self._blocks_for(tokens) - len(shared))
-        return left if left >= len(self.line) + self._arriving else None
+        left = self._available_beside(shared, tokens)
+        return left if left >= self._kept_for_streams else None
 
     def missing_for(self, sequence: Sequence) -> tuple[int, int]:
         """Slots and blocks that it does not find."""
-        shared = self._prefixes.found(sequence)
-        tokens = sequence.final_length if settled(sequence) else sequence.length
-        left = self._pool.available - self._pool.unheld(shared) - (self._blocks_for(tokens) - len(shared))
-        return 1 - len(self._free_slots), len(self.line) + self._arriving - left
+        left = self._available_beside(self._prefixes.found(sequence), _tokens_here(sequence))
+        return 1 - len(self._free_slots), self._kept_for_streams - left
+
+    @property
+    def _kept_for_streams(self) -> int:
+        """Blocks: one for each that is here, or on its way."""
+        return len(self.line) + self._arriving
+
+    def _available_beside(self, shared: Seq[int], tokens: int) -> int:
+        """Blocks, less than none where there are not enough for the tokens that are not `shared`."""
+        return self._pool.available - self._pool.unheld(shared) - (self._blocks_for(tokens) - len(shared))
 
     def _blocks_for(self, tokens: int) -> int:
         """No more than there are: what outgrows the whole pool ends alone."""
@@ -172,6 +179,11 @@ class Residents:
         all_slots = [*(sequence.slot for sequence in self.line), *slots, *self._free_slots]
         if sorted(all_slots) != list(range(self._slots)):
             raise ValueError(f"slots lost or given twice: {sorted(all_slots)}")
+
+
+def _tokens_here(sequence: Sequence) -> int:
+    """For which it is given blocks as it enters."""
+    return sequence.final_length if settled(sequence) else sequence.length
 
 
 def _tokens_elsewhere(sequence: Sequence) -> int:

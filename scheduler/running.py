@@ -139,12 +139,10 @@ class Running(Line):
         """Those that want something."""
         return Batch(list(self.prompts), self.streams, now)
 
-    def step(self) -> bool:
-        """One more token is planned for each of the streams. Whether it is anybody's last one."""
-        ended = self.streams.step()
-        for sequence in ended:
+    def step(self) -> None:
+        """One more token is planned for each of the streams."""
+        for sequence in self.streams.step():
             insort(self.ending, sequence, key=_order)
-        return bool(ended)
 
     def got_on(self, prompt: Sequence) -> None:
         """A chunk of it was planned."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.workers.scripts import output_of
 
 SCRIPT = """
 import json, os, sys, threading
@@ -37,19 +37,8 @@ pytestmark = pytest.mark.skipif(len(ALL) < 2, reason="needs Linux and two proces
 
 def affinities(folder: Path, threads: int, alone: bool, rank: int = 0) -> dict[str, list[list[int]]]:
     """In a process of its own: what is bound stays so."""
-    command = [
-        sys.executable,
-        "-c",
-        SCRIPT,
-        str(folder),
-        str(threads),
-        "alone" if alone else "one of several",
-        str(rank),
-    ]
-    root = Path(__file__).parents[2]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root, check=False)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    found: dict[str, list[list[int]]] = json.loads(ran.stdout)
+    told = output_of(SCRIPT, folder, threads, "alone" if alone else "one of several", rank)
+    found: dict[str, list[list[int]]] = json.loads(told)
     return found
 
 

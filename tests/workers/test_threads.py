@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.workers.scripts import output_of
 
 SCRIPT = """
 import sys, torch
@@ -15,17 +15,8 @@ print(described.threads, torch.get_num_threads())
 """
 
 
-def run(script: str, folder: Path) -> list[str]:
-    """The words it prints. In a process of its own: the libraries do what they do to one once."""
-    command = [sys.executable, "-c", script, str(folder)]
-    root = Path(__file__).parents[2]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root, check=False)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    return ran.stdout.split()
-
-
 def test_loading_keeps_the_number_of_threads(tiny_model_dir: Path) -> None:
-    assert run(SCRIPT, tiny_model_dir) == ["1", "1"]
+    assert output_of(SCRIPT, tiny_model_dir).split() == ["1", "1"]
 
 
 WITHOUT_OPENMP = """
@@ -44,8 +35,9 @@ print(numba.threading_layer(), *driver.tokens[0][40:])
 
 
 def test_without_openmp_the_same_tokens_come_of_another_queue(tiny_model_dir: Path) -> None:
-    without = run(WITHOUT_OPENMP, tiny_model_dir)
-    usual = run("\n".join(line for line in WITHOUT_OPENMP.splitlines() if "omppool" not in line), tiny_model_dir)
+    without = output_of(WITHOUT_OPENMP, tiny_model_dir).split()
+    with_it = "\n".join(line for line in WITHOUT_OPENMP.splitlines() if "omppool" not in line)
+    usual = output_of(with_it, tiny_model_dir).split()
     assert without[0] == "workqueue"
     assert len(without) == 6
     assert without[1:] == usual[1:]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import save_tiny
 from tests.workers.driver import loaded
+from tests.workers.scripts import output_of
 from workers.worker import Worker
 from workers.worst_case import LiveTensors, Shape, by_counting, plan_of, worst_shape
 
@@ -82,7 +81,4 @@ print("torch._dynamo" in sys.modules)
 
 
 def test_counting_does_without_what_is_large_to_import(tiny_model_dir: Path) -> None:
-    command = [sys.executable, "-c", WITHOUT_DYNAMO, str(tiny_model_dir)]
-    root = Path(__file__).parents[2]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root, check=False)
-    assert ran.stdout.split() == ["False"], ran.stderr[-2000:]
+    assert output_of(WITHOUT_DYNAMO, tiny_model_dir).split() == ["False"]
