@@ -1,13 +1,13 @@
 """What one scheduler process carries, and what a long simulation costs; `docs/scaling.md` reads the figures.
 
     python benchmarks/scaling.py [cost] [actor] [length] [one] [--cost-ms MS] [--groups 1,4,16] [--requests N]
-                                 [--rate R] [--json]
+                                 [--rate R] [--every N] [--json]
 
 `cost`: milliseconds of one schedule plus commit, with the plan encoded and decoded, by how many sequences decode.
 `actor`: groups whose loops share one processor that takes `--cost-ms` for each iteration, simulated; how much longer
 iterations take than the forwards in them. `one`: processor time, iterations and memory of a simulation of N requests on
-the first number of `--groups`, of which each gets R requests a second; `length`: the same of N, 2 N and 4 N requests on
-16 groups. Times are of this machine; ratios are what to look at.
+the first number of `--groups`, of which each gets R requests a second, and what it took so far after every N requests;
+`length`: the same of N, 2 N and 4 N requests on 16 groups. Times are of this machine; ratios are what to look at.
 """
 
 from __future__ import annotations
@@ -174,13 +174,14 @@ def _own_process(count: int, groups: int, rate: float) -> Row:
     return row
 
 
-def one(count: int, groups: int, rate: float = 5.0) -> list[Row]:
-    """`rate` in requests a second of each group."""
+def one(count: int, groups: int, rate: float = 5.0, every: int = 0) -> list[Row]:
+    """`rate` in requests a second of each group; `every` so many requests it is told what they took, 0: never."""
     config = EngineConfig(model=MODEL, policy="slo", groups=groups, tpot_ms=50, ttft_ms=2000)
     machine = by_hardware(config, known_shape(MODEL), gpu("A100-80").hardware)
     before = _peak_mb()
     began, started = time.perf_counter(), time.process_time()
-    totals, run = simulate_stream(config, machine, _stream(rate * groups, count))
+    stream = _stream(rate * groups, count)
+    totals, run = simulate_stream(config, machine, _told(stream, every, started) if every else stream)
     seconds, wall_s = time.process_time() - started, time.perf_counter() - began
     tokens = run.iterations.prefill_tokens + run.iterations.decodes
     return [
@@ -210,6 +211,15 @@ def _stream(rate: float, count: int) -> Iterator[PlannedRequest]:
         yield PlannedRequest(RandomPrompt(source.randint(256, 768), str(number)), source.randint(64, 192), at_s)
 
 
+def _told(stream: Iterator[PlannedRequest], every: int, started: float) -> Iterator[PlannedRequest]:
+    """The same requests, and a line to standard error with each so many of them."""
+    for number, request in enumerate(stream):
+        if number and number % every == 0:
+            seconds = time.process_time() - started
+            print(f"{number} requests came: {seconds:.1f} s, {_peak_mb():.0f} MB", file=sys.stderr, flush=True)
+        yield request
+
+
 def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
@@ -221,6 +231,7 @@ def main() -> None:
     parser.add_argument("--groups", default="1,4,8,16,24,32")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--rate", type=float, default=5.0, help="of a group, requests a second")
+    parser.add_argument("--every", type=int, default=0, help="requests, after which `one` tells where it is")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     groups = [int(part) for part in options.groups.split(",")]
@@ -228,7 +239,7 @@ def main() -> None:
         "cost": costs,
         "actor": lambda: actor(groups, options.cost_ms),
         "length": lambda: lengths(options.requests, rate=options.rate),
-        "one": lambda: one(options.requests, groups[0], options.rate),
+        "one": lambda: one(options.requests, groups[0], options.rate, options.every),
     }
     for name in options.items or ["cost", "actor", "length"]:
         rows = items[name]()

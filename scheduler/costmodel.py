@@ -178,9 +178,10 @@ class OnlineCostModel:
         predicted = self.predict(f)
         ratio = seconds / predicted
         self._allowances.clear()
-        self._scatter.add(ratio * self.correction, predicted)
         if f.prefill_tokens:
             self._scatter_with_prompts.add(ratio * self.correction, predicted)
+        if len(self._scatter_with_prompts) < ENOUGH:  # nobody asks for it after that
+            self._scatter.add(ratio * self.correction, predicted)
         self._latest.append(ratio)
         bounded = min(max(ratio, 1 / (1 + self._surprise)), 1 + self._surprise)
         moved = self.correction * bounded**self._step
@@ -230,7 +231,7 @@ class Scatter:
             return
         middle = self.NEIGHBOURS // 2
         own, seconds = self._around[middle]
-        scattered = own / sorted(ratio for ratio, _ in self._around)[middle]
+        scattered = own / sorted([ratio for ratio, _ in self._around])[middle]
         self.ratios.add(scattered)
         self.excesses.add((scattered - 1.0) * seconds)
 

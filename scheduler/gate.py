@@ -22,12 +22,11 @@ ROOM = 1.05
 
 
 class Present(NamedTuple):
-    """Who is there where a newcomer comes: how many streams, their contexts in all, the pace of the tightest, the
-    prompts with when they are due and their tokens left, but for those that yield to any that can be in time, the
-    lengths of all that run, and the tokens of all prompts."""
+    """Who is there where a newcomer comes: the streams as an iteration has them, the pace of the tightest, the prompts
+    with when they are due and their tokens left, but for those that yield to any that can be in time, the lengths of
+    all that run, and the tokens of all prompts."""
 
-    streams: int
-    contexts: int
+    decodes: Features
     pace_s: float
     prompts: Seq[tuple[float, int]]
     lengths: int
@@ -43,7 +42,7 @@ class Present(NamedTuple):
         lengths = contexts + streams + sum([sequence.length for sequence in computing])  # of a stream all but the last
         left = [(s, s.length - s.computed) for s in computing] + [(s, s.length - s.reusable) for s in waiting]
         prompts = [(sequence.due, tokens) for sequence, tokens in left if not sequence.yields]
-        return cls(streams, contexts, pace, prompts, lengths, sum([tokens for _, tokens in left]))
+        return cls(Features(0, streams, contexts), pace, prompts, lengths, sum([tokens for _, tokens in left]))
 
     def ahead_of(self, due: float) -> int:
         """Tokens of prompts that go before one that is due then."""
@@ -98,8 +97,9 @@ class Gate:
         self._solver, self._streams = solver, streams or solver
         self._on_infeasible = on_infeasible
         self._allowing = allowing
-        self._chunk: int | None = None
-        """What the streams allowed a newcomer last: not far from what they allow the next."""
+        self._tokens = 0
+        """Of an iteration with as much of a newcomer as the streams allowed last: where tiles end, it is the same for
+        the next one."""
 
     def judge(self, newcomer: Sequence, forecast: Forecast) -> Grant | None:
         """None where its promise can be kept as far as anybody can tell, or what it gets instead.
@@ -120,8 +120,7 @@ class Gate:
     def forecast(self, newcomer: Sequence, queue: Queue, now: float) -> Forecast:
         """As if nobody came after it: the prompts that are due before it go first, in chunks that the streams allow."""
         there = queue.present
-        decodes = Features(decodes=there.streams, decode_context=there.contexts)
-        predict, pace_s = self._solver.cost.predict, there.pace_s
+        predict, decodes, pace_s = self._solver.cost.predict, there.decodes, there.pace_s
         length = newcomer.length
         total, offset = there.ahead_of(newcomer.due) + length - queue.cached_tokens, length // 2
 
@@ -132,24 +131,23 @@ class Gate:
             return allowing(seconds) <= pace_s
 
         most = min(total, self._solver.cap)
-        chunk = largest(keeps_pace, most, 1, self._chunk)
+        chunk = largest(keeps_pace, most, 1, self._tokens - decodes.decodes)
         if chunk < most:
-            self._chunk = chunk
+            self._tokens = chunk + decodes.decodes
         iterations = math.ceil(total / chunk)
         whole = known[chunk] if chunk in known else predict(decodes.with_chunk(offset, chunk))
-        step = predict(decodes)
         # What is under way when it comes has to end first: half of an iteration on the average.
-        under_way = (whole if there.tokens_to_compute else step) / 2 if queue.running else 0.0
-        wait = self._wait(newcomer, queue, step)
+        under_way = (whole if there.tokens_to_compute else predict(decodes)) / 2 if queue.running else 0.0
+        wait = self._wait(newcomer, queue)
         age = now - newcomer.arrival
         sharing, lengths = len(queue.running), there.lengths
         if queue.elsewhere is not None:
             sharing, lengths = len(queue.elsewhere), sum([s.length for s in queue.elsewhere])
         sharing, lengths = sharing + 1, lengths + length
-        shared = Features(decodes=sharing, decode_context=lengths // sharing * sharing)
+        shared = Features(0, sharing, lengths // sharing * sharing)
         return Forecast(age + max(wait, under_way) + iterations * whole, wait, self._streams.cost.predict(shared))
 
-    def _wait(self, newcomer: Sequence, queue: Queue, step: float) -> float:
+    def _wait(self, newcomer: Sequence, queue: Queue) -> float:
         """Seconds until enough streams have ended for those who wait before the newcomer, and for itself, to have slots
         and blocks, if all of them generate what they may: a stop token comes sooner, so that this is the most."""
         if queue.elsewhere is not None:
@@ -166,7 +164,7 @@ class Gate:
             steps, slots, blocks = tokens, slots - 1, blocks - held
         if slots > 0 and queue.running:  # more wait than run: they go through in rounds
             steps += steps * slots // len(queue.running)
-        return steps * step
+        return steps * self._solver.cost.predict(queue.present.decodes)
 
 
 def _refusal(asked: Promise, forecast: Forecast) -> RequestRefused:

@@ -34,7 +34,6 @@ class Ledger:
         if before is None:
             return list(zip(range(len(sampling)), sampling, tokens, strict=True))
         gap = now - before
-        together: list[Sequence] = []
         others, running = [], Phase.RUNNING
         for place, (sequence, token) in enumerate(zip(sampling, tokens, strict=True)):
             if (
@@ -50,7 +49,9 @@ class Ledger:
             sequence.last_token_at = now
             if gap > sequence.largest_gap_s:
                 sequence.largest_gap_s = gap
-            together.append(sequence)
+        together = list(sampling)
+        for place, *_ in reversed(others):
+            del together[place]
         if together:
             self._timings.together.append(Together(together, gap))
             if self.read:

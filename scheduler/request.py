@@ -97,22 +97,22 @@ class Sequence:
     """
 
     tokens: list[int]
-    computed: int = 0
-    prefill_target: int = 0
     pending: int = 0
     phase: Phase = Phase.WAITING
-    final_length: int = field(init=False)
-    """Tokens there are once it has generated all that it may."""
-    slot: int = -1
-    stop_token_ids: tuple[int, ...] = field(init=False)
-    request_id: str = field(init=False)
-    arrival: float
     last_token_at: float | None = None
+    stop_token_ids: tuple[int, ...] = field(init=False)
     largest_gap_s: float = 0.0
+    computed: int = 0
+    promise: Promise
     first_token_at: float | None = None
     given: int = field(init=False)
     """Tokens that came with the request: its prompt, and what it had produced in an earlier life."""
-    promise: Promise
+    slot: int = -1
+    final_length: int = field(init=False)
+    """Tokens there are once it has generated all that it may."""
+    request_id: str = field(init=False)
+    arrival: float
+    prefill_target: int = 0
     request: Request
     order: int
     slo_class: str = DEFAULT_CLASS

@@ -210,8 +210,9 @@ class Roofline:
 
 
 class _Laws:
-    """A roofline's terms in seconds. What follows from the model and the hardware alone is worked out once, and linear
-    layers once for each number of tokens: budgets, forecasts and simulations ask for iterations by the million."""
+    """A roofline's terms in seconds. What follows from the model and the hardware alone is worked out once, linear
+    layers once for each number of tokens, and waves once for each number of decodes: budgets, forecasts and simulations
+    ask for iterations by the million."""
 
     def __init__(self, shape: ModelShape, hardware: Hardware, tp: int) -> None:
         hw = hardware
@@ -223,8 +224,9 @@ class _Laws:
         self._pair = per_pair / (hw.peak_flops * hw.attention_fraction)
         self._square, self._query = hw.attention_diagonal - 0.5, hw.attention_keys
         self._context = shape.kv_bytes_per_token / tp / (hw.bandwidth * hw.memory_fraction)
-        self._blocks, self._processors, self._waves = shape.kv_heads / tp, hw.processors, hw.attention_waves
-        self._one_wave = BLOCKS_A_PROCESSOR * hw.processors / self._blocks  # so many decodes
+        self._blocks, self._processors, self._share = shape.kv_heads / tp, hw.processors, hw.attention_waves
+        self._one_wave = BLOCKS_A_PROCESSOR * hw.processors / self._blocks if self._share else math.inf  # in decodes
+        self._waves: dict[int, float] = {}
         self._matrices = shape.layers * MATRIX_KERNELS * hw.kernel_s
         self._attention_kernel = shape.layers * hw.attention_s
         self._reduce, self._reduce_token = 0.0, 0.0
@@ -242,8 +244,8 @@ class _Laws:
         prompts, decodes = f.prefill_tokens, f.decodes
         tokens = prompts + decodes
         attention, kernels = self._context * f.decode_context, self._matrices
-        if self._waves and decodes > self._one_wave:
-            attention *= waves(decodes * self._blocks, self._processors, self._waves)
+        if decodes > self._one_wave:
+            attention *= self._waves.get(decodes) or self._in_waves(decodes)
         if prompts:
             in_vain = self._square * f.chunk_squares + self._query * prompts
             attention = self._pair * (f.chunk_pairs + in_vain) + attention
@@ -253,6 +255,11 @@ class _Laws:
         padded = tokens if tokens <= self._tile else -(-tokens // self._tile) * self._tile
         linear = self._linear.get(padded) or self._linear_layers(padded)
         return linear, attention, self._reduce + self._reduce_token * tokens, kernels
+
+    def _in_waves(self, decodes: int) -> float:
+        """By what factor their attention takes longer than the KV that it reads."""
+        self._waves[decodes] = factor = waves(decodes * self._blocks, self._processors, self._share)
+        return factor
 
     def _linear_layers(self, padded: int) -> float:
         """((W/(bw m))^p + (2 Psi ceil(T/tile) tile/(peak f))^p)^(1/p), both halves divided among the ranks.

@@ -8,14 +8,15 @@ from collections.abc import Callable
 def largest(holds: Callable[[int], bool], high: int, low: int = 0, guess: int | None = None) -> int:
     """The largest n in low .. high that holds, of a property that once lost stays lost. `low` is taken to hold.
 
-    `high` is tried first: what is searched for here often is all that there is. Then a `guess`, around which the
-    distance doubles; one that is right costs two questions.
+    A `guess` is tried first, and around it the distance doubles: one that is right costs two questions. Without one, or
+    where there is less than was guessed, it is `high`: what is searched for here often is all that there is.
     """
-    if low >= high or holds(high):
-        return max(low, high)
-    high -= 1
-    if guess is not None and low < guess <= high:
+    if low < high and guess is not None and low < guess < high:
         low, high = _around(holds, guess, low, high)
+    elif low >= high or holds(high):
+        return max(low, high)
+    else:
+        high -= 1
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if holds(middle) else (low, middle - 1)

@@ -57,6 +57,8 @@ class SloBudget:
         self.cost = cost
         self.settings = settings or SloSettings()
         self._iterations_without_prefill = 0
+        self._tokens = 0
+        """Of the last iteration that had not all it might have: a guess at where the next one's deadline is."""
 
     def decide(self, batch: Batch) -> Decision:
         """Prompt tokens for the batch's prefills in the order given; at most the cap, and never negative."""
@@ -100,8 +102,10 @@ class SloBudget:
             due = min(line_due[share.completed], aside_due if share.completes_aside else math.inf)
             return "first_token" if ends > due else ""
 
-        fits = largest(lambda tokens: not late(tokens), cap)
-        bound = late(fits + 1) if fits < cap else "prompts" if cap == wanted else "cap"
+        fits = largest(lambda tokens: not late(tokens), cap, guess=self._tokens - decodes.decodes)
+        bound = "prompts" if cap == wanted else "cap"
+        if fits < cap:
+            bound, self._tokens = late(fits + 1), fits + decodes.decodes
         return Decision(self._whole_tiles(fits, len(batch.decodes)), bound, allowed, tightest)
 
     def _allowance(self, batch: Batch, plain: float) -> tuple[Allowance, float | None, str | None]:
@@ -210,13 +214,18 @@ def tightest_stream(
     One that not even a plain decode iteration (`plain` seconds) can save is late already, and only held to its pace:
     its past must not starve everybody's prompts.
     """
-    allowed, tightest = math.inf, ""
+    if not decodes:
+        return None, None
+    allowed, tightest = min(left), ""
+    if allowed >= plain:
+        return allowed, min([of.request_id for of, seconds in zip(decodes, left, strict=True) if seconds == allowed])
+    allowed = math.inf
     for sequence, seconds in zip(decodes, left, strict=True):
         if seconds < plain:
             seconds = sequence.promise.tpot_s - earlier(sequence, delivery)
         if seconds < allowed or (seconds == allowed and sequence.request_id < tightest):
             allowed, tightest = seconds, sequence.request_id
-    return (allowed, tightest) if decodes else (None, None)
+    return allowed, tightest
 
 
 def earlier(sequence: Sequence, delivery: float) -> float:

@@ -15,6 +15,7 @@ from scheduler.gate import Present
 from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment, Swap
 from scheduler.request import Delta, Request, Sequence, TokenLogprob
 from scheduler.residents import MOST_PREEMPTIONS
+from scheduler.roofline import Features
 from scheduler.scheduler import Scheduler
 from scheduler.slo import LONGEST_PROMISE_S
 
@@ -290,8 +291,7 @@ def asking_each(running: Iterable[Sequence], waiting: Iterable[Sequence]) -> Pre
     streams = [sequence for sequence in running if not sequence.prefilling]
     left = [*[(s, s.length - s.computed) for s in computing], *[(s, s.length - s.reusable) for s in waiting]]
     return Present(
-        streams=len(streams),
-        contexts=sum(sequence.computed for sequence in streams),
+        decodes=Features(decodes=len(streams), decode_context=sum(sequence.computed for sequence in streams)),
         pace_s=min((sequence.promise.pace_s for sequence in streams), default=LONGEST_PROMISE_S),
         prompts=[(sequence.due, tokens) for sequence, tokens in left if not sequence.yields],
         lengths=sum(sequence.length for sequence in running),
