@@ -66,11 +66,11 @@ class Queue(NamedTuple):
 
 class Forecast(NamedTuple):
     """Seconds from a newcomer's arrival to its first token, of that the wait for a slot and blocks, and the plain
-    decode step that it will then share."""
+    decode step that it will then share, whose seconds only the group that takes it has to know."""
 
     ttft_s: float
     wait_s: float
-    tpot_s: float
+    shared: Features
 
 
 class Expected(NamedTuple):
@@ -107,15 +107,15 @@ class Gate:
         Raises RequestRefused (`slo_infeasible`) where such requests are rejected. Leaves the forecast on the sequence.
         """
         newcomer.predicted_ttft_s = forecast.ttft_s
-        asked = newcomer.promise
-        if forecast.ttft_s <= asked.ttft_s and forecast.tpot_s <= asked.tpot_s:
+        asked, ttft = newcomer.promise, forecast.ttft_s
+        tpot = self._streams.cost.predict(forecast.shared)
+        if ttft <= asked.ttft_s and tpot <= asked.tpot_s:
             return None
         if self._on_infeasible == "reject":
-            raise _refusal(asked, forecast)
+            raise _refusal(asked, ttft, tpot)
         if self._on_infeasible == "relax":
-            return Grant(_kept(asked, forecast, ROOM * forecast.ttft_s), forecast.ttft_s)
-        late = forecast.ttft_s > asked.ttft_s
-        return Grant(_kept(asked, forecast, LONGEST_PROMISE_S if late else 0.0), forecast.ttft_s, best_effort=True)
+            return Grant(_kept(asked, ROOM * ttft, tpot), ttft)
+        return Grant(_kept(asked, LONGEST_PROMISE_S if ttft > asked.ttft_s else 0.0, tpot), ttft, best_effort=True)
 
     def forecast(self, newcomer: Sequence, queue: Queue, now: float) -> Forecast:
         """As if nobody came after it: the prompts that are due before it go first, in chunks that the streams allow."""
@@ -145,7 +145,7 @@ class Gate:
             sharing, lengths = len(queue.elsewhere), sum([s.length for s in queue.elsewhere])
         sharing, lengths = sharing + 1, lengths + length
         shared = Features(0, sharing, lengths // sharing * sharing)
-        return Forecast(age + max(wait, under_way) + iterations * whole, wait, self._streams.cost.predict(shared))
+        return Forecast(age + max(wait, under_way) + iterations * whole, wait, shared)
 
     def _wait(self, newcomer: Sequence, queue: Queue) -> float:
         """Seconds until enough streams have ended for those who wait before the newcomer, and for itself, to have slots
@@ -167,19 +167,21 @@ class Gate:
         return steps * self._solver.cost.predict(queue.present.decodes)
 
 
-def _refusal(asked: Promise, forecast: Forecast) -> RequestRefused:
-    late = max(0.0, forecast.ttft_s - asked.ttft_s)
+def _refusal(asked: Promise, ttft_s: float, tpot_s: float) -> RequestRefused:
+    """Of a promise, where so much is predicted."""
+    late = max(0.0, ttft_s - asked.ttft_s)
     parts = []
     if late:
-        parts.append(f"first token is predicted in {_ms(forecast.ttft_s)}, {_ms(asked.ttft_s)} are promised")
-    if forecast.tpot_s > asked.tpot_s:
-        parts.append(f"a token every {_ms(forecast.tpot_s)} is predicted, every {_ms(asked.tpot_s)} is promised")
+        parts.append(f"first token is predicted in {_ms(ttft_s)}, {_ms(asked.ttft_s)} are promised")
+    if tpot_s > asked.tpot_s:
+        parts.append(f"a token every {_ms(tpot_s)} is predicted, every {_ms(asked.tpot_s)} is promised")
     message = f"the promise cannot be kept now: the {' and '.join(parts)}; ask for less, or try again later"
     return RequestRefused("slo_infeasible", message, "slo", retry_after_s=max(1.0, late))
 
 
-def _kept(asked: Promise, forecast: Forecast, ttft_s: float) -> Promise:
-    tpot = max(asked.tpot_s, ROOM * forecast.tpot_s) if forecast.tpot_s > asked.tpot_s else asked.tpot_s
+def _kept(asked: Promise, ttft_s: float, tpot_s: float) -> Promise:
+    """What can be promised instead, where a token is predicted every `tpot_s`."""
+    tpot = max(asked.tpot_s, ROOM * tpot_s) if tpot_s > asked.tpot_s else asked.tpot_s
     tbt = None if asked.tbt_s is None else max(asked.tbt_s, tpot)
     return Promise(min(LONGEST_PROMISE_S, max(asked.ttft_s, ttft_s)), min(LONGEST_PROMISE_S, tpot), tbt)
 

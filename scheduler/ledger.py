@@ -34,24 +34,27 @@ class Ledger:
         if before is None:
             return list(zip(range(len(sampling)), sampling, tokens, strict=True))
         gap = now - before
-        others, running = [], Phase.RUNNING
-        for place, (sequence, token) in enumerate(zip(sampling, tokens, strict=True)):
-            if (
-                sequence.last_token_at is not before
-                or sequence.phase is not running
-                or token in sequence.stop_token_ids
-                or (ending and len(sequence.tokens) + 1 >= sequence.final_length)
-            ):
-                others.append((place, sequence, token))
-                continue
+        running = Phase.RUNNING
+        others = [
+            (place, sequence, token)
+            for place, (sequence, token) in enumerate(zip(sampling, tokens, strict=True))
+            if sequence.last_token_at is not before
+            or sequence.phase is not running
+            or token in sequence.stop_token_ids
+            or (ending and len(sequence.tokens) + 1 >= sequence.final_length)
+        ]
+        together, theirs = list(sampling), list(tokens)
+        for place, *_ in reversed(others):
+            del together[place], theirs[place]
+        # Short loops: of many groups' sequences few are in the processor's caches, and while a short loop waits for one
+        # it has asked for those after it.
+        for sequence, token in zip(together, theirs, strict=True):
             sequence.tokens.append(token)
+        for sequence in together:
             sequence.pending -= 1
             sequence.last_token_at = now
             if gap > sequence.largest_gap_s:
                 sequence.largest_gap_s = gap
-        together = list(sampling)
-        for place, *_ in reversed(others):
-            del together[place]
         if together:
             self._timings.together.append(Together(together, gap))
             if self.read:
