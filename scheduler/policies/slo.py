@@ -193,17 +193,17 @@ class SloPolicy:
 
 def seconds_left(decodes: Seq[Sequence], now: float, delivery: float) -> list[float]:
     """Until each of the streams' next tokens has to be there."""
-    left, promise, early, pace = list[float](), None, 0.0, 0.0
-    for sequence in decodes:
-        if sequence.promise is not promise:  # most have one in common
-            promise, early = sequence.promise, earlier(sequence, delivery)
-            pace = promise.tpot_s if promise.tbt_s is None else 0.0
-        first = sequence.first_token_at
-        if pace and first is not None:  # as `next_token_due` has it: all tokens of a stream but one have KV
-            left.append(first + (sequence.computed + 1 - sequence.given) * pace - now - early)
-        else:
-            left.append(sequence.next_token_due() - now - early)
-    return left
+    firsts = [sequence.first_token_at for sequence in decodes if sequence.first_token_at is not None]
+    promises = [sequence.promise for sequence in decodes]
+    alike = len(firsts) == len(decodes) == promises.count(promises[0]) if decodes else False
+    if not alike or promises[0].tbt_s is not None:
+        return [sequence.next_token_due() - now - earlier(sequence, delivery) for sequence in decodes]
+    # Nearly always all have one promise. As `next_token_due` has it: all tokens of a stream but one have KV.
+    pace, early = promises[0].tpot_s, earlier(decodes[0], delivery)
+    return [
+        first + (sequence.computed + 1 - sequence.given) * pace - now - early
+        for first, sequence in zip(firsts, decodes, strict=True)
+    ]
 
 
 def tightest_stream(
