@@ -17,12 +17,13 @@ from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Grant,
 
 
 class _Told(NamedTuple):
-    """A forecast, and what it was made of."""
+    """A forecast, and what it was made of. `reusable` is here, since others are asked about the newcomer after that."""
 
     gate: Gate
     newcomer: Sequence
     now: float
     present: Present
+    reusable: int
     forecast: Forecast
 
     def still_true(self, gate: Gate, newcomer: Sequence, now: float, present: Present) -> bool:
@@ -82,8 +83,8 @@ class Intake:
         queue = self._queue(newcomer)
         ttft = None
         if self.forecaster is not None:
-            forecast = self.forecaster.forecast(newcomer, queue, now)
-            ttft, self._told = forecast.ttft_s, _Told(self.forecaster, newcomer, now, queue.present, forecast)
+            forecast, reusable = self.forecaster.forecast(newcomer, queue, now), queue.cached_tokens
+            ttft, self._told = forecast.ttft_s, _Told(self.forecaster, newcomer, now, queue.present, reusable, forecast)
         own = newcomer.length - queue.cached_tokens
         tokens = queue.present.tokens_to_compute + own
         return Expected(ttft, tokens, len(self._residents.line) + len(self._waiting))
@@ -92,7 +93,7 @@ class Intake:
         """What it was told before it came, where nothing has changed since."""
         told = self._told
         if told is not None and told.still_true(gate, newcomer, now, self.present):
-            newcomer.reusable = told.newcomer.reusable
+            newcomer.reusable = told.reusable
             return told.forecast
         return gate.forecast(newcomer, self._queue(newcomer), now)
 

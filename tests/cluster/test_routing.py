@@ -77,6 +77,18 @@ def test_a_prompt_goes_where_its_beginning_is_until_the_wait_there_is_longer() -
     assert choose([first, second], request("r", 410), 0.0) is first
 
 
+def test_who_takes_a_prompt_goes_by_what_itself_holds_of_it() -> None:
+    """And not by what another holds that was asked after it."""
+    first, second = groups(2)
+    for loop in (first, second):
+        loop.scheduler.intake.gate = loop.scheduler.intake.forecaster
+    serve(first, request("before", 400))
+    asked = request("r", 410)
+    assert choose([first, second], asked, 0.0) is first
+    first.scheduler.add(asked, 0.0)
+    assert first.scheduler.sequence("r").reusable == 400
+
+
 def test_of_many_groups_the_shortest_queues_and_those_that_hold_the_prompt_are_asked() -> None:
     loops = groups(40)
     for number, loop in enumerate(loops):
