@@ -1,19 +1,25 @@
-"""What no schedule of fused iterations can carry: how fast a trace may come before its GPU is too small for it."""
+"""What no schedule of fused iterations can carry: how fast a trace may come before its GPU is too small for it; and
+what it would help `slo` to know in advance whom to give up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from benchmarks.publications.held import A100
+from benchmarks.publications.held import A100, engine, machine_of, served
 from benchmarks.publications.options import Options, Row
-from cluster.workloads import TraceRow, read_trace
+from cluster.workloads import TraceRow, read_trace, replay
 from scheduler.roofline import Features, Roofline, smooth_max
 from scheduler.shapes import known_shape
 
-COST = Roofline(known_shape("Llama-3.1-8B"), A100)
+MODEL = "Llama-3.1-8B"
+COST = Roofline(known_shape(MODEL), A100)
 TTFT_S, TPOT_S, KEPT = 2.0, 0.05, 0.9
 ROWS = 1500
+RATES = (8.0, 8.5, 9.0)
+"""Requests a second at which it is looked at what those who are given up cost."""
+STARTS, ENDS = 50, 25
+"""A moment to begin with at every so many arrivals, and to end with at every so many deadlines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,29 @@ def bound(options: Options) -> Iterator[Row]:
             rows = read_trace(path, ROWS)
             ever = {f"for ever, {share:.0%} served": round(sustained(rows, share), 2) for share in (1.0, KEPT)}
             yield {"trace": name, "rows": len(rows), "no more than": round(highest(rows), 2), **ever}
+    if options.conversation is not None:
+        rows = read_trace(options.conversation, ROWS)
+        yield from ({"trace": "conversation", "rate": rate, **without_the_largest(rows, rate)} for rate in RATES)
+
+
+def without_the_largest(rows: Sequence[TraceRow], rate: float) -> Row:
+    """Shares of all requests that `slo` serves in time: as they come, where the tenth that takes most is known before
+    and never comes, and where matrices have no tiles besides."""
+    sizes = [_alone(of.tokens, of.attention_s) for of in map(Demand.of, rows)]
+    too_large = sorted(sizes)[int(KEPT * len(rows))]
+    others = [row for row, size in zip(rows, sizes, strict=True) if size < too_large]
+    config = engine(MODEL, "slo", max_running=256, ttft_ms=1e3 * TTFT_S, tpot_ms=1e3 * TPOT_S)
+    machine, faster = machine_of(config), rate * (rows[-1].at_s - rows[0].at_s) / len(rows)
+    smooth = replace(machine, cost=Roofline(known_shape(MODEL), replace(A100, tile=1)))
+    cases = {
+        "in time": (machine, rows),
+        "without the largest tenth": (machine, others),
+        "and without tiles": (smooth, others),
+    }
+    return {
+        name: round(sum(of.met for of in served(config, on, replay(those, rate_scale=faster)).requests) / len(rows), 3)
+        for name, (on, those) in cases.items()
+    }
 
 
 def highest(rows: Sequence[TraceRow]) -> float:
@@ -68,16 +97,18 @@ def _bisected(holds: Callable[[float], bool]) -> float:
 
 
 def fits(rows: Sequence[TraceRow], faster: float) -> bool:
-    """Whether at every moment the GPU had time for all that had to be done by then, but for the tenth of all requests
-    that take the most of it: a schedule that is in time has that, and one that has it may still be late."""
-    first = rows[0].at_s
-    demands = [(row, Demand.of(row)) for row in rows]
-    due = sorted(((row.at_s - first) / faster + of.done_by, of.tokens, of.attention_s) for row, of in demands)
+    """Whether between any two moments the GPU had time for all that came after the one and had to be done by the other,
+    but for the tenth of all requests that take the most of it: a schedule that is in time has that, and one that has it
+    may still be late."""
+    demands = [(row.at_s / faster, Demand.of(row)) for row in rows]
     spared = int((1 - KEPT) * len(rows) + 1e-9)
-    for count in range(spared + 1, len(due) + 1, 25):
-        moment = due[count - 1][0]
-        if least_s([(tokens, attention) for _, tokens, attention in due[:count]], spared, moment) > moment:
-            return False
+    for start in range(0, len(demands) - spared, STARTS):
+        begins = demands[start][0]
+        due = sorted((at_s + of.done_by, of.tokens, of.attention_s) for at_s, of in demands[start:])
+        for count in range(spared + 1, len(due) + 1, ENDS):
+            within = due[count - 1][0] - begins
+            if least_s([(tokens, attention) for _, tokens, attention in due[:count]], spared, within) > within:
+                return False
     return True
 
 
