@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.live_fidelity import Corrected, mixed, row
-from benchmarks.publications.bound import COST, highest, sustained
+from benchmarks.publications.bound import COST, fits, highest, sustained
 from benchmarks.publications.classes import EachClass, in_time, kept_by_class
 from benchmarks.publications.distserve import MOST_TOGETHER, OPT_13B, OPT_13B_COST, PromptsFirst
 from benchmarks.publications.forwards import tile
@@ -87,6 +87,15 @@ def test_no_more_than_what_a_gpu_has_time_for() -> None:
     assert highest(rows) > most, "what came before the end may be done after it"
 
 
+def test_no_pause_makes_a_burst_fit() -> None:
+    """What a GPU did before a burst came is of no use to it."""
+    burst = [TraceRow(0.01 * number, 1000, 1) for number in range(400)]
+    after = [TraceRow(100 + row.at_s, row.prompt_tokens, row.output_tokens) for row in burst]
+    assert not fits(burst, 1.0)
+    assert not fits([TraceRow(0.0, 10, 1), *after], 1.0)
+    assert fits([TraceRow(0.0, 10, 1), *after], 0.05)
+
+
 def test_each_class_is_judged_by_its_own_promise() -> None:
     def seen(kind: str, ended: float, *tokens: float) -> SeenRequest:
         planned = PlannedRequest(RandomPrompt(5, kind), len(tokens), 0.0, kind=kind)
@@ -115,13 +124,14 @@ def test_each_item_runs(name: str, tmp_path: Path) -> None:
     assert len(list(islice(ITEMS[name](options), 1))) == 1
 
 
-def test_a_scheduler_that_is_busy_delays_iterations_unless_they_overlap() -> None:
+def test_a_scheduler_that_is_busy_delays_iterations_unless_they_overlap(capsys: pytest.CaptureFixture[str]) -> None:
     alone, overlapped = actor([2], cost_ms=5.0, rate=4.0, duration=3.0)
     assert alone["P50 ITL ms"] > alone["P50 ITL without ms"] + 4
     assert overlapped["P50 ITL ms"] < alone["P50 ITL ms"] - 3
     few, many = costs((4, 64))
     assert few["schedule + commit ms"] < many["schedule + commit ms"]
-    assert one(60, 2)[0]["requests"] == 60
+    assert one(60, 2, every=25)[0]["requests"] == 60
+    assert [line.split()[0] for line in capsys.readouterr().err.splitlines()] == ["25", "50"]
 
 
 def test_runs_of_the_mixed_load_differ_in_what_prompts_say_alone() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.costmodel import OnlineCostModel
 from scheduler.errors import RequestRefused
-from scheduler.policies.slo import SloBudget, SloSettings
+from scheduler.policies.slo import SloBudget, SloSettings, earlier, seconds_left, tightest_stream
 from scheduler.request import Request, Sequence
 from scheduler.roofline import Features
 from scheduler.slo import Outcome, Promise, PromiseBook
@@ -213,6 +213,35 @@ def test_whole_tiles() -> None:
     assert budget._whole_tiles(260, 0) == 256
     assert budget._whole_tiles(257, 8) == 248, "257 and 8 decodes are 265 tokens: 256 are two whole tiles"
     assert budget._whole_tiles(100, 0) == 100, "less than a tile is not cut"
+
+
+PROMISES = [Promise(1.0, 0.05), Promise(2.0, 0.1), Promise(1.0, 0.05, 0.06)]
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, 2]), st.integers(0, 9)), max_size=6), st.booleans())
+def test_the_tightest_stream_is_that_which_asking_each_would_find(of: list[tuple[int, int]], all_alike: bool) -> None:
+    """`of` each stream which promise and how many tokens it has after its first; the last ones are late already."""
+    streams = []
+    for number, (promise, tokens) in enumerate(of):
+        request = Request(str(number), prompt(16), 60, promise=PROMISES[0 if all_alike else promise])
+        assert request.promise is not None
+        held = Sequence(
+            request=request,
+            arrival=0.0,
+            order=number,
+            tokens=[*request.prompt, *range(1 + tokens)],
+            promise=request.promise,
+        )
+        held.computed, held.first_token_at, held.last_token_at = len(held.tokens) - 1, 0.01 * number, 0.3
+        streams.append(held)
+    now, delivery, plain = 0.35, 0.002, 0.02
+    left = [held.next_token_due() - now - earlier(held, delivery) for held in streams]
+    assert seconds_left(streams, now, delivery) == pytest.approx(left, abs=1e-12)
+    paced = [
+        (held.promise.tpot_s - earlier(held, delivery) if seconds < plain else seconds, held.request_id)
+        for held, seconds in zip(streams, left, strict=True)
+    ]
+    assert tightest_stream(streams, left, plain, delivery) == min(paced, default=(None, None))
 
 
 def test_the_sequence_says_when_its_next_token_is_due() -> None:
