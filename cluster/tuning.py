@@ -136,13 +136,15 @@ def longest_iteration(tuning: Tuning) -> float:
 
 def gate_for(config: EngineConfig, policy: str, tuning: Tuning | None) -> Gate | None:
     """Promises are judged at admission where budgets follow from them."""
-    return None if policy != "slo" or tuning is None else forecaster_for(config, tuning)
+    return None if policy != "slo" or tuning is None else forecaster_for(config, tuning, longest_iteration(tuning))
 
 
-def forecaster_for(config: EngineConfig, tuning: Tuning) -> Gate:
+def forecaster_for(config: EngineConfig, tuning: Tuning, longest_s: float = math.inf) -> Gate:
     cap = config.max_batched_tokens
     streams = None if tuning.decode is None else Solver(tuning.decode, cap=cap)
-    return Gate(Solver(tuning.cost, cap=cap), config.on_infeasible, tuning.allowing, streams)
+    return Gate(
+        Solver(tuning.cost, cap=cap), config.on_infeasible, tuning.allowing, streams, longest_s, tuning.cost.relax
+    )
 
 
 def apply_policy(

@@ -18,6 +18,9 @@ from starlette.middleware import Middleware
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from deploy.arrival import Arrival
+from deploy.throttle import Throttling
+
 VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 IMPORT_PATH = "deploy.front_door.bound_connections"
 
@@ -161,7 +164,7 @@ def _answer(status: int, code: str, message: str) -> bytes:
 
 
 def bound_connections() -> list[Middleware]:
-    """To be called by Serve in a proxy's process. Returns no middleware: what is bounded happens before there is a
-    request for one."""
+    """To be called by Serve in a proxy's process. Connections are bounded before there is a request for a middleware;
+    those that it returns note when a request came, and bound what a flood costs."""
     auto.AutoHTTPProtocol = BoundedHttp
-    return []
+    return [Middleware(Arrival), Middleware(Throttling)]

@@ -126,6 +126,8 @@ def _nonnegative_least_squares(rows: list[list[float]], y: list[float], start: l
     return [x[j] / scale[j] for j in range(n)]
 
 
+FORGOTTEN_S = 10.0
+"""Without an iteration, until half of what a slow machine's taught is forgotten."""
 ENOUGH = 20
 """Iterations after which it is told how they scatter."""
 
@@ -187,6 +189,12 @@ class OnlineCostModel:
         moved = self.correction * bounded**self._step
         self.correction = min(max(moved, 1 / self._limit), self._limit)
         return ratio
+
+    def relax(self, idle_s: float) -> None:
+        """Nothing ran for so long: a machine that was slow is believed to be as it was measured, sooner or later. Or
+        who is refused because of it could never find out."""
+        if self.correction > 1:
+            self.correction **= 0.5 ** (idle_s / FORGOTTEN_S)
 
     def allowance(self, quantile: float) -> Allowance:
         """What a share of `quantile` of iterations with prompts is within.

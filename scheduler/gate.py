@@ -7,11 +7,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Literal, NamedTuple
 
+from scheduler.caution import Caution
 from scheduler.entrance import makes_way
 from scheduler.errors import RequestRefused
+from scheduler.present import Present
 from scheduler.request import Sequence
 from scheduler.roofline import Features
-from scheduler.running import Running
 from scheduler.search import largest
 from scheduler.slo import LONGEST_PROMISE_S, Grant, Promise
 from scheduler.solver import Solver
@@ -19,34 +20,6 @@ from scheduler.solver import Solver
 OnInfeasible = Literal["reject", "relax", "best-effort"]
 ROOM = 1.05
 """A relaxed promise is a little more than what was predicted, or noise alone would break it."""
-
-
-class Present(NamedTuple):
-    """Who is there where a newcomer comes: the streams as an iteration has them, the pace of the tightest, the prompts
-    with when they are due and their tokens left, but for those that yield to any that can be in time, the lengths of
-    all that run, and the tokens of all prompts."""
-
-    decodes: Features
-    pace_s: float
-    prompts: Seq[tuple[float, int]]
-    lengths: int
-    tokens_to_compute: int
-
-    @classmethod
-    def of(cls, running: Running, waiting: Seq[Sequence]) -> Present:
-        """Asked about many groups for each request: nobody looks at each of their streams for it."""
-        computing, ending = running.prompts, running.ending
-        streams = len(running.streams) + len(ending)
-        contexts = running.streams.context + sum([sequence.computed for sequence in ending])
-        pace = min([running.streams.pace_s, *[sequence.promise.pace_s for sequence in ending]])
-        lengths = contexts + streams + sum([sequence.length for sequence in computing])  # of a stream all but the last
-        left = [(s, s.length - s.computed) for s in computing] + [(s, s.length - s.reusable) for s in waiting]
-        prompts = [(sequence.due, tokens) for sequence, tokens in left if not sequence.yields]
-        return cls(Features(0, streams, contexts), pace, prompts, lengths, sum([tokens for _, tokens in left]))
-
-    def ahead_of(self, due: float) -> int:
-        """Tokens of prompts that go before one that is due then."""
-        return sum([left for at, left in self.prompts if at <= due])
 
 
 class Queue(NamedTuple):
@@ -66,11 +39,14 @@ class Queue(NamedTuple):
 
 class Forecast(NamedTuple):
     """Seconds from a newcomer's arrival to its first token, of that the wait for a slot and blocks, and the plain
-    decode step that it will then share, whose seconds only the group that takes it has to know."""
+    decode step that it will then share, whose seconds only the group that takes it has to know. `begins_s`: until the
+    first of the prompts there gets on, as it comes; `token_s`: for each of their tokens."""
 
     ttft_s: float
     wait_s: float
     shared: Features
+    begins_s: float = 0.0
+    token_s: float = 0.0
 
 
 class Expected(NamedTuple):
@@ -84,7 +60,8 @@ class Expected(NamedTuple):
 
 class Gate:
     """Asks the solver. `allowing` gives what budgets allow for now, seconds for the predicted ones: it makes chunks
-    smaller. Iterations then take what is predicted on the average, and a first token waits for many of them."""
+    smaller. Iterations then take what is predicted on the average, and a first token waits for many of them. What
+    forecasts do not know is learned from promises that are missed (`caution`), but where nobody is refused."""
 
     def __init__(
         self,
@@ -92,52 +69,65 @@ class Gate:
         on_infeasible: OnInfeasible,
         allowing: Callable[[], Callable[[float], float]] = lambda: float,
         streams: Solver | None = None,
+        longest_s: float = math.inf,
+        relax: Callable[[float], None] = lambda idle_s: None,
     ) -> None:
-        """`streams`: of the groups that generate, where those are others than compute prompts."""
+        """`streams`: of the groups that generate, where those are others than compute prompts. `longest_s`: what the
+        policy plans iterations to take at the most. `relax`: told of seconds in which nothing ran."""
         self._solver, self._streams = solver, streams or solver
         self._on_infeasible = on_infeasible
         self._allowing = allowing
+        self._longest_s = longest_s
+        self._relax = relax
+        self.caution = Caution()
         self._tokens = 0
         """Of an iteration with as much of a newcomer as the streams allowed last: where tiles end, it is the same for
         the next one."""
 
-    def judge(self, newcomer: Sequence, forecast: Forecast) -> Grant | None:
-        """None where its promise can be kept as far as anybody can tell, or what it gets instead.
+    def judge(self, newcomer: Sequence, forecast: Forecast, there: Present, now: float) -> Grant | None:
+        """None where its promise can be kept as far as anybody can tell, and no other is broken for it, or what it gets
+        instead.
 
         Raises RequestRefused (`slo_infeasible`) where such requests are rejected. Leaves the forecast on the sequence.
         """
-        newcomer.predicted_ttft_s = forecast.ttft_s
-        asked, ttft = newcomer.promise, forecast.ttft_s
+        newcomer.predicted_ttft_s = ttft = forecast.ttft_s
+        asked, harms = newcomer.promise, False
         tpot = self._streams.cost.predict(forecast.shared)
-        if ttft <= asked.ttft_s and tpot <= asked.tpot_s:
-            return None
-        if self._on_infeasible == "reject":
+        if self._on_infeasible != "best-effort":
+            forecast = self._cautious(newcomer, forecast)
+            harms = self._harms(newcomer, forecast, there, now)
+            ttft = _behind_all(newcomer, forecast, there) if harms else forecast.ttft_s
+        kept = ttft <= asked.ttft_s and tpot <= asked.tpot_s
+        if self._on_infeasible == "reject" and (harms or not kept):
             raise _refusal(asked, ttft, tpot)
+        if kept:
+            return None
         if self._on_infeasible == "relax":
             return Grant(_kept(asked, ROOM * ttft, tpot), ttft)
         return Grant(_kept(asked, LONGEST_PROMISE_S if ttft > asked.ttft_s else 0.0, tpot), ttft, best_effort=True)
 
+    def learn(self, sequence: Sequence, now: float) -> None:
+        """What was given a promise has its first token."""
+        if sequence.predicted_ttft_s is not None and sequence.wanted_s is None:
+            delivered = now - sequence.arrival + sequence.request.age_s
+            self.caution.learn(delivered <= sequence.promise.ttft_s)
+
+    def forget(self, idle_s: float) -> None:
+        """Nothing has run for so long: what was learned of a machine that was busy may be over, and nobody finds out
+        where everybody is refused for it."""
+        self.caution.forget(idle_s)
+        self._relax(idle_s)
+
     def forecast(self, newcomer: Sequence, queue: Queue, now: float) -> Forecast:
         """As if nobody came after it: the prompts that are due before it go first, in chunks that the streams allow."""
         there = queue.present
-        predict, decodes, pace_s = self._solver.cost.predict, there.decodes, there.pace_s
         length = newcomer.length
-        total, offset = there.ahead_of(newcomer.due) + length - queue.cached_tokens, length // 2
-
-        allowing, known = self._allowing(), dict[int, float]()
-
-        def keeps_pace(chunk: int) -> bool:
-            known[chunk] = seconds = predict(decodes.with_chunk(offset, chunk))
-            return allowing(seconds) <= pace_s
-
-        most = min(total, self._solver.cap)
-        chunk = largest(keeps_pace, most, 1, self._tokens - decodes.decodes)
-        if chunk < most:
-            self._tokens = chunk + decodes.decodes
+        total = there.ahead_of(newcomer.due) + length - queue.cached_tokens
+        chunk, whole = self._largest_chunk(there.decodes, length // 2, total, there.pace_s)
         iterations = math.ceil(total / chunk)
-        whole = known[chunk] if chunk in known else predict(decodes.with_chunk(offset, chunk))
         # What is under way when it comes has to end first: half of an iteration on the average.
-        under_way = (whole if there.tokens_to_compute else predict(decodes)) / 2 if queue.running else 0.0
+        step = whole if there.tokens_to_compute else self._solver.cost.predict(there.decodes)
+        under_way = step / 2 if queue.running else 0.0
         wait = self._wait(newcomer, queue)
         age = now - newcomer.arrival
         sharing, lengths = len(queue.running), there.lengths
@@ -145,7 +135,43 @@ class Gate:
             sharing, lengths = len(queue.elsewhere), sum([s.length for s in queue.elsewhere])
         sharing, lengths = sharing + 1, lengths + length
         shared = Features(0, sharing, lengths // sharing * sharing)
-        return Forecast(age + max(wait, under_way) + iterations * whole, wait, shared)
+        begins = max(wait, under_way)
+        return Forecast(age + begins + iterations * whole, wait, shared, begins, whole / chunk)
+
+    def _largest_chunk(self, decodes: Features, offset: int, total: int, pace_s: float) -> tuple[int, float]:
+        """Of `total` prompt tokens, that decodes of that pace allow; and the seconds that the iteration takes."""
+        predict, allowing, known = self._solver.cost.predict, self._allowing(), dict[int, float]()
+
+        def keeps_pace(chunk: int) -> bool:
+            known[chunk] = seconds = predict(decodes.with_chunk(offset, chunk))
+            return seconds <= self._longest_s and allowing(seconds) <= pace_s
+
+        most = min(total, self._solver.cap)
+        chunk = largest(keeps_pace, most, 1, self._tokens - decodes.decodes)
+        if chunk < most:
+            self._tokens = chunk + decodes.decodes
+        return chunk, known[chunk] if chunk in known else predict(decodes.with_chunk(offset, chunk))
+
+    def _harms(self, newcomer: Sequence, forecast: Forecast, there: Present, now: float) -> bool:
+        """Whether promises that were given would be broken for the newcomer's."""
+        token_s = beside_s = forecast.token_s
+        stays = self._streams is self._solver and newcomer.goes_on
+        if stays and (there.owed[1] or there.is_due_after(newcomer.due)):
+            streams = there.decodes.decodes + 1, there.decodes.decode_context + newcomer.length
+            pace_s = min(there.pace_s, newcomer.promise.pace_s)
+            offset, tokens = newcomer.length // 2, there.tokens_to_compute
+            chunk, whole = self._largest_chunk(Features(0, *streams), offset, tokens, pace_s)
+            beside_s = max(token_s, self.caution.factor * whole / chunk)
+        return there.harmed_by(newcomer, now + forecast.begins_s, token_s, beside_s)
+
+    def _cautious(self, newcomer: Sequence, forecast: Forecast) -> Forecast:
+        """With what was learned, and the way back to the client, which is taken to be as long as the way here was."""
+        factor, age = self.caution.factor, newcomer.request.age_s
+        return forecast._replace(
+            ttft_s=age + factor * (forecast.ttft_s - age) + age,
+            begins_s=factor * forecast.begins_s,
+            token_s=factor * forecast.token_s,
+        )
 
     def _wait(self, newcomer: Sequence, queue: Queue) -> float:
         """Seconds until enough streams have ended for those who wait before the newcomer, and for itself, to have slots
@@ -167,15 +193,24 @@ class Gate:
         return steps * self._solver.cost.predict(queue.present.decodes)
 
 
+def _behind_all(newcomer: Sequence, forecast: Forecast, there: Present) -> float:
+    """Seconds to its first token, if every prompt that is there went first."""
+    tokens = there.tokens_to_compute + newcomer.length - newcomer.reusable
+    latest = 2 * newcomer.request.age_s + forecast.begins_s + tokens * forecast.token_s
+    return max(forecast.ttft_s, latest)
+
+
 def _refusal(asked: Promise, ttft_s: float, tpot_s: float) -> RequestRefused:
     """Of a promise, where so much is predicted."""
     late = max(0.0, ttft_s - asked.ttft_s)
     parts = []
     if late:
-        parts.append(f"first token is predicted in {_ms(ttft_s)}, {_ms(asked.ttft_s)} are promised")
+        parts.append(f"the first token is predicted in {_ms(ttft_s)}, {_ms(asked.ttft_s)} are promised")
     if tpot_s > asked.tpot_s:
         parts.append(f"a token every {_ms(tpot_s)} is predicted, every {_ms(asked.tpot_s)} is promised")
-    message = f"the promise cannot be kept now: the {' and '.join(parts)}; ask for less, or try again later"
+    if not parts:
+        parts.append("prompts that were promised a first token before would be late for it")
+    message = f"the promise cannot be kept now: {' and '.join(parts)}; ask for less, or try again later"
     return RequestRefused("slo_infeasible", message, "slo", retry_after_s=max(1.0, late))
 
 

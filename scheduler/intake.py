@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from scheduler.blocks import BlockPool
 from scheduler.errors import RequestRefused
-from scheduler.gate import Expected, Forecast, Gate, Present, Queue
+from scheduler.gate import Expected, Forecast, Gate, Queue
 from scheduler.line import Line
 from scheduler.prefixes import Prefixes
+from scheduler.present import Present
 from scheduler.request import Request, Sequence
 from scheduler.residents import Residents
 from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Grant, Promise, PromiseBook, UnknownClass
@@ -49,6 +50,7 @@ class Intake:
         self._present: Present | None = None
         self._told: _Told | None = None
         self._changes = 0
+        self._busy_until = 0.0
 
     def newcomer(self, request: Request, now: float) -> Sequence:
         """What a request becomes. Raises RequestRefused for a class of service that is not known."""
@@ -70,13 +72,25 @@ class Intake:
         RequestRefused for a promise that cannot be kept, where those are rejected."""
         if self.gate is None:
             return None
-        grant = self.gate.judge(sequence, self._forecast(self.gate, sequence, now))
+        if not self._residents.line and not self._waiting:
+            self.gate.forget(now - self._busy_until)
+            self._busy_until = now
+        grant = self.gate.judge(sequence, self._forecast(self.gate, sequence, now), self.present, now)
         if grant is not None:
             asked, sequence.promise = sequence.promise, grant.promise
             if grant.best_effort:
                 sequence.wanted_s, sequence.yields = asked.ttft_s, True
                 sequence.slo_class = BEST_EFFORT_CLASS
         return grant
+
+    def first_token_of(self, sequence: Sequence, now: float) -> None:
+        """It came."""
+        if self.gate is not None:
+            self.gate.learn(sequence, now)
+
+    def busy(self, now: float) -> None:
+        """There was something to do until now."""
+        self._busy_until = now
 
     def expected(self, newcomer: Sequence, now: float) -> Expected:
         """What a newcomer would find here."""

@@ -257,6 +257,7 @@ class Scheduler:
         if under_way.written:
             self.prefixes.learn(under_way.written, under_way.failed(result))
         self._take_tokens(under_way, result, now)
+        self.intake.busy(now)
         added = self.take_deltas()
         return deltas + added if deltas else added
 
@@ -277,8 +278,10 @@ class Scheduler:
                 self._end(sequence, Finish.STOP, str(token))
             else:
                 handed_over = travels and self.exchange.unbound(sequence)
-                told = (logprobs[index],) if index in logprobs else ()
+                told, first = (logprobs[index],) if index in logprobs else (), sequence.first_token_at is None
                 delta = self._ledger.book(sequence, token, told, now)
+                if first:
+                    self.intake.first_token_of(sequence, now)
                 if delta.finish is not None:
                     self._finish(sequence, delta)
                 elif handed_over:

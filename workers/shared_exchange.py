@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import secrets
 import time
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
+from llvmlite import ir
 from numba.core import types as _types
 from numba.extending import intrinsic
 from torch import Tensor
@@ -181,8 +183,22 @@ def _store(typing: Any, counters: Any, index: Any, value: Any) -> Any:
     return types.void(counters, types.intp, types.int64), build
 
 
+def _rest(typing: Any) -> Any:
+    """Take a moment's rest, so that of two threads of one core the one that is waited for has its units. Without, a
+    step of two ranks on two such threads took half as long again."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if platform.machine() in ("x86_64", "AMD64"):
+            nothing = ir.FunctionType(ir.VoidType(), [])
+            builder.call(builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), nothing), [])
+        return context.get_dummy_value()
+
+    return types.void(), build
+
+
 _load_counter: Any = intrinsic(_load)
 _store_counter: Any = intrinsic(_store)
+_rest_a_moment: Any = intrinsic(_rest)
 _give_way: Any = types.ExternalFunction("sched_yield", types.int32())
 
 
@@ -201,6 +217,7 @@ def _arrive(counters: Any, rank: Any, turn: Any, size: Any) -> Any:
     for look in range(SPINS):
         if _all_there(counters, turn, size):
             return True
+        _rest_a_moment()
         if look % TRIES == TRIES - 1:
             _give_way()
     return False

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llvmlite import binding, ir  # type: ignore[import-untyped]
+from llvmlite import binding, ir
 from numba.core import cgutils as _cgutils
 from numba.core import types
 

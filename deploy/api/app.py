@@ -28,6 +28,7 @@ from deploy.api.settings import ApiSettings
 from deploy.api.slo import HEADER as SLO_HEADER
 from deploy.api.stops import StopStrings
 from deploy.api.structured import ResponseFormats
+from deploy.arrival import seconds_on_its_way
 from workers.tokenizer import Tokenizer
 
 MOST_ITERATIONS = 10_000
@@ -97,7 +98,7 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or several."""
-        arrived = time.monotonic()
+        arrived = time.monotonic() - seconds_on_its_way(request.headers)
 
         def understand(raw: dict[str, Any]) -> tuple[CompletionRequest, list[RawPrompt]]:
             body = parse(CompletionRequest, raw)
@@ -118,7 +119,7 @@ class Api:
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        arrived = time.monotonic()
+        arrived = time.monotonic() - seconds_on_its_way(request.headers)
 
         def understand(raw: dict[str, Any]) -> tuple[ChatRequest, list[dict[str, str]]]:
             body = parse(ChatRequest, raw)

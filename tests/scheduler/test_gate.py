@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from scheduler.codec import decode_deltas, encode_deltas
 from scheduler.errors import RequestRefused
 from scheduler.gate import Gate, OnInfeasible
+from scheduler.policies.slo import SloSettings
 from scheduler.request import Delta, Request
 from scheduler.roofline import Features
 from scheduler.slo import LONGEST_PROMISE_S, Grant, Promise
@@ -163,3 +167,87 @@ def test_a_cautious_budget_means_smaller_chunks_and_not_longer_iterations() -> N
     assert alone.scheduler.waiting[0].predicted_ttft_s == pytest.approx(expected), (
         "no stream, nothing to be cautious of"
     )
+
+
+def bounded(on_infeasible: OnInfeasible, truth: float = 1.0) -> VirtualRun:
+    """Iterations are not planned to take longer than 0.4 s, as on a server."""
+    run = VirtualRun.with_policy(SloSettings(longest_s=0.4), truth)
+    cost = run.budget.cost
+    run.scheduler.intake.gate = Gate(Solver(cost, cap=8192), on_infeasible, longest_s=0.4, relax=cost.relax)
+    return run
+
+
+class Flooded:
+    """Newcomers come at random, ten times as many as can be served, and those who are admitted are seen off."""
+
+    def __init__(self, on_infeasible: OnInfeasible, seed: int, truth: float = 1.0) -> None:
+        self.run = bounded(on_infeasible, truth)
+        self.admitted: dict[str, float] = {}
+        self.promises: dict[str, Promise] = {}
+        self.refused = 0
+        self._random = random.Random(seed)
+
+    def come(self, seconds: float, per_s: float) -> None:
+        until, at = self.run.now + seconds, self.run.now
+        while self.run.now < until:
+            while at <= self.run.now:
+                at += self._random.expovariate(per_s)
+                self._one(len(self.admitted) + self.refused)
+            if self.run.step() is None:
+                self.run.now = at
+
+    def _one(self, number: int) -> None:
+        length = self._random.choice((20, 200, 1500))
+        promise = Promise(self._random.choice((1, 3)) * max(1.0, length / 100), 0.5)
+        try:
+            self.run.add(Request(f"r{number}", prompt(length), self._random.randint(1, 30), promise=promise))
+        except RequestRefused:
+            self.refused += 1
+        else:
+            self.admitted[f"r{number}"] = self.run.now
+            self.promises[f"r{number}"] = promise
+
+    def kept(self) -> float:
+        self.run.drain()
+        in_time = [self.run.times[name][0] - at <= self.promises[name].ttft_s for name, at in self.admitted.items()]
+        return sum(in_time) / len(in_time)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_admitted_is_kept_however_much_comes(seed: int) -> None:
+    flooded = Flooded("reject", seed)
+    flooded.come(120, per_s=10)
+    assert flooded.refused > len(flooded.admitted) > 100
+    assert flooded.kept() >= 0.95
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_and_on_a_machine_that_is_slower_than_it_was_once_that_is_known(seed: int) -> None:
+    flooded = Flooded("reject", seed, truth=2.0)
+    flooded.come(10, per_s=10)
+    flooded.admitted.clear()
+    flooded.come(200, per_s=10)
+    assert flooded.refused > len(flooded.admitted) > 100
+    assert flooded.kept() >= 0.93
+
+
+def test_nobody_is_let_in_at_the_cost_of_a_promise_that_was_given() -> None:
+    """A long prompt that is just in time alone, and short ones that are due before it, as many as will come."""
+    run, alone = bounded("reject"), bounded("reject")
+    long = Request("long", prompt(4000), 2, promise=Promise(600, 1))
+    alone.add(long)
+    alone.drain()
+    promised = 1.5 * alone.times["long"][0]
+    run.add(replace(long, promise=Promise(promised, 1)))
+    refusals = []
+    admitted = 0
+    while not run.times.get("long"):
+        try:
+            run.add(Request(f"s{admitted + len(refusals)}", prompt(100), 2, promise=Promise(5, 1)))
+            admitted += 1
+        except RequestRefused as error:
+            refusals.append(error.message)
+        run.step()
+    assert run.times["long"][0] <= promised
+    assert admitted > 0
+    assert any("would be late for it" in said or "are promised" in said for said in refusals)

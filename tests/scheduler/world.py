@@ -6,13 +6,14 @@ come out with the same tokens.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scheduler.codec import decode_plan, decode_result, encode_plan, encode_result
-from scheduler.gate import Present
 from scheduler.plan import Admission, Forward, IterationPlan, IterationResult, Segment, Swap
+from scheduler.present import Present
 from scheduler.request import Delta, Request, Sequence, TokenLogprob
 from scheduler.residents import MOST_PREEMPTIONS
 from scheduler.roofline import Features
@@ -290,10 +291,12 @@ def asking_each(running: Iterable[Sequence], waiting: Iterable[Sequence]) -> Pre
     computing = [sequence for sequence in running if sequence.prefilling]
     streams = [sequence for sequence in running if not sequence.prefilling]
     left = [*[(s, s.length - s.computed) for s in computing], *[(s, s.length - s.reusable) for s in waiting]]
+    owing = [(s.arrival + 2 * s.promise.ttft_s, tokens) for s, tokens in left if s.yields]
     return Present(
         decodes=Features(decodes=len(streams), decode_context=sum(sequence.computed for sequence in streams)),
         pace_s=min((sequence.promise.pace_s for sequence in streams), default=LONGEST_PROMISE_S),
         prompts=[(sequence.due, tokens) for sequence, tokens in left if not sequence.yields],
         lengths=sum(sequence.length for sequence in running),
         tokens_to_compute=sum(tokens for _, tokens in left),
+        owed=(min((at for at, _ in owing), default=math.inf), sum(tokens for _, tokens in owing)),
     )

@@ -1,0 +1,134 @@
+"""Refusals that cost next to nothing, where nearly everything is refused.
+
+Behind Serve's proxy a refusal costs several processes some milliseconds each: of a flood, enough to take the processors
+away from what was admitted. So the proxy looks at what becomes of requests, and where it is mostly 429, passes about
+twice as many as are admitted and answers the rest by itself. That is the adaptive throttling of Google's "Site
+Reliability Engineering" (2016, chapter 21), each tenant by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+PASSED = 5.0
+"""Requests that are passed for each that is admitted."""
+REMEMBERED_S = 1.0
+"""What became of requests counts e times less after that."""
+FLOOD = 10.0
+"""Refusals within that time that the server can well afford."""
+MOST_TENANTS = 1024
+
+
+@dataclass(slots=True)
+class Load:
+    """What became of one tenant's requests lately. `credit`: parts of a request to be passed, that add up."""
+
+    at: float
+    admitted: float = 0.0
+    refused: float = 0.0
+    credit: float = 0.0
+    retry_after: str = "1"
+
+    def fade(self, now: float) -> None:
+        left = math.exp((self.at - now) / REMEMBERED_S)
+        self.at, self.admitted, self.refused = now, self.admitted * left, self.refused * left
+
+    @property
+    def share_refused_here(self) -> float:
+        """Of the requests that come: 0 where there is no flood, or half of them are admitted."""
+        if self.refused < FLOOD:
+            return 0.0
+        all_of_them = self.admitted + self.refused
+        return max(0.0, (all_of_them - PASSED * self.admitted) / (all_of_them + 1))
+
+
+class Throttle:
+    """Whose requests are passed. `clock` gives seconds that never go back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._loads: OrderedDict[bytes, Load] = OrderedDict()
+
+    def passes(self, tenant: bytes) -> bool:
+        load = self._load(tenant)
+        load.credit = min(load.credit + 1 - load.share_refused_here, 2.0)
+        if load.credit >= 1:
+            load.credit -= 1
+            return True
+        load.refused += 1
+        return False
+
+    def answered(self, tenant: bytes, status: int, retry_after: str | None = None) -> None:
+        """What a request that was passed was answered."""
+        load = self._load(tenant)
+        if status == 429:
+            load.refused += 1
+            load.retry_after = retry_after or load.retry_after
+        else:
+            load.admitted += 1
+
+    def retry_after(self, tenant: bytes) -> str:
+        """As the server told this tenant last."""
+        return self._load(tenant).retry_after
+
+    def _load(self, tenant: bytes) -> Load:
+        now = self._clock()
+        load = self._loads.setdefault(tenant, Load(now))
+        self._loads.move_to_end(tenant)
+        if len(self._loads) > MOST_TENANTS:
+            self._loads.popitem(last=False)
+        load.fade(now)
+        return load
+
+
+class Throttling:
+    """ASGI middleware over all that is posted. A tenant is whoever has one key, and all who have none."""
+
+    def __init__(self, app: ASGIApp, throttle: Throttle | None = None) -> None:
+        self._app = app
+        self._throttle = throttle or Throttle()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        tenant = _tenant(scope)
+        if not self._throttle.passes(tenant):
+            await _refuse(send, self._throttle.retry_after(tenant))
+            return
+
+        async def seeing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = {name.lower(): value for name, value in message.get("headers", ())}
+                told = headers.get(b"retry-after")
+                self._throttle.answered(tenant, message["status"], None if told is None else told.decode("latin-1"))
+            await send(message)
+
+        await self._app(scope, receive, seeing)
+
+
+def _tenant(scope: Scope) -> bytes:
+    given = b"\0".join(value for name, value in scope["headers"] if name.lower() == b"authorization")
+    return hashlib.sha256(given).digest()
+
+
+async def _refuse(send: Send, retry_after: str) -> None:
+    """In OpenAI's error shape."""
+    message = "the server refuses most of what it is asked now, and has not looked at this; try again later"
+    error = {"message": message, "type": "rate_limit_error", "param": None, "code": "overloaded"}
+    body = json.dumps({"error": error}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"retry-after", retry_after.encode("latin-1")),
+    ]
+    await send({"type": "http.response.start", "status": 429, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

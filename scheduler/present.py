@@ -1,0 +1,70 @@
+"""Who is there where a newcomer comes, and what its coming does to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from scheduler.request import Sequence
+from scheduler.roofline import Features
+from scheduler.running import Running
+
+
+class Present(NamedTuple):
+    """Who is there where a newcomer comes: the streams as an iteration has them, the pace of the tightest, the prompts
+    with when they are due and their tokens left, but for those that yield to any that can be in time, the lengths of
+    all that run, and the tokens of all prompts. `owed`: when the first of those who yield is to be
+    served at the latest, and their tokens."""
+
+    decodes: Features
+    pace_s: float
+    prompts: Seq[tuple[float, int]]
+    lengths: int
+    tokens_to_compute: int
+    owed: tuple[float, int] = (math.inf, 0)
+
+    @classmethod
+    def of(cls, running: Running, waiting: Seq[Sequence]) -> Present:
+        """Asked about many groups for each request: nobody looks at each of their streams for it."""
+        computing, ending = running.prompts, running.ending
+        streams = len(running.streams) + len(ending)
+        contexts = running.streams.context + sum([sequence.computed for sequence in ending])
+        pace = min([running.streams.pace_s, *[sequence.promise.pace_s for sequence in ending]])
+        lengths = contexts + streams + sum([sequence.length for sequence in computing])  # of a stream all but the last
+        left = [(s, s.length - s.computed) for s in computing] + [(s, s.length - s.reusable) for s in waiting]
+        prompts = [(sequence.due, tokens) for sequence, tokens in left if not sequence.yields]
+        owing = [(owed_at(s), tokens) for s, tokens in left if s.yields] if len(prompts) < len(left) else []
+        owed = min([at for at, _ in owing], default=math.inf), sum([tokens for _, tokens in owing])
+        return cls(Features(0, streams, contexts), pace, prompts, lengths, sum([tokens for _, tokens in left]), owed)
+
+    def ahead_of(self, due: float) -> int:
+        """Tokens of prompts that go before one that is due then."""
+        return sum([left for at, left in self.prompts if at <= due])
+
+    def is_due_after(self, due: float) -> bool:
+        """Whether any prompt is."""
+        return any(at > due for at, _ in self.prompts)
+
+    def harmed_by(self, newcomer: Sequence, begins_at: float, token_s: float, beside_s: float) -> bool:
+        """Whether a prompt that is due after a newcomer would be late for it, and in time without it; or those that are
+        late already would not be served within twice the time that they were promised.
+
+        The first of all gets on at `begins_at`. A prompt token takes `token_s`, and beside the newcomer as a stream
+        `beside_s`.
+        """
+        own = newcomer.length - newcomer.reusable
+        without, beside = begins_at, 0.0
+        for due, tokens in sorted(self.prompts):
+            without += tokens * token_s
+            if due > newcomer.due:
+                beside += tokens * (beside_s - token_s)
+                if without <= due < without + own * token_s + beside:
+                    return True
+        latest, owed = self.owed
+        return without + own * token_s + beside + owed * beside_s > latest
+
+
+def owed_at(late: Sequence) -> float:
+    """When a prompt that cannot be in time is to be served, so that newcomers are no reason for it to wait for ever."""
+    return late.arrival + 2 * late.promise.ttft_s
