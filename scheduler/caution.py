@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-MISSED = 0.03
+MISSED = 0.02
 """Of the promises given, that may be missed."""
 STEP = 0.5
 FORGOTTEN_S = 5.0
 """Of a scheduler with nothing to do, until half of it is forgotten: what made first tokens late is over."""
-LEAST, MOST = 1.25, 3.0
+LEAST, MOST = 1.4, 3.0
 """Forecasts are of the average: of those that are just in time by them, about half are late."""
 
 

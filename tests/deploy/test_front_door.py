@@ -162,16 +162,16 @@ def test_a_proxy_that_is_told_to_speaks_it() -> None:
     program = (
         "from ray.serve._private.http_util import configure_http_middlewares;"
         "from ray.serve.config import HTTPOptions; from uvicorn.config import Config;"
-        "assert configure_http_middlewares(HTTPOptions()).middlewares == [];"
+        "around = configure_http_middlewares(HTTPOptions()).middlewares;"
         "config = Config(lambda: None, factory=True); config.load();"
-        "print(config.http_protocol_class.__name__)"
+        "print(config.http_protocol_class.__name__, *[each.cls.__name__ for each in around])"
     )
     environment = {**os.environ, VARIABLE: IMPORT_PATH}
     root = Path(__file__).parents[2]
     told = subprocess.run(
         [sys.executable, "-c", program], env=environment, cwd=root, capture_output=True, text=True, check=True
     )
-    assert told.stdout.strip() == "BoundedHttp"
+    assert told.stdout.split() == ["BoundedHttp", "Arrival", "Throttling"]
     config = Config(lambda: None)  # type: ignore[arg-type]
     config.load()
     assert config.http_protocol_class is HttpToolsProtocol, "no other process is changed"
