@@ -54,7 +54,13 @@ class Tuning:
     def observe(self, record: IterationRecord) -> None:
         """Learn from an iteration. One of two forwards (`alternate`) says nothing about a fused one."""
         if len(record.features) == 1:
-            self.cost.observe(record.features[0], record.actual_s)
+            self.cost.observe(record.features[0], record.actual_s, record.ended)
+
+    def relax(self, now: float) -> None:
+        """Each by itself: another group of them may have been busy all the time."""
+        self.cost.relax(now)
+        if self.decode is not None:
+            self.decode.relax(now)
 
     def allowing(self) -> Callable[[float], float]:
         """Seconds that an iteration is within, as far as is known now, for those that are predicted."""
@@ -142,9 +148,7 @@ def gate_for(config: EngineConfig, policy: str, tuning: Tuning | None) -> Gate |
 def forecaster_for(config: EngineConfig, tuning: Tuning, longest_s: float = math.inf) -> Gate:
     cap = config.max_batched_tokens
     streams = None if tuning.decode is None else Solver(tuning.decode, cap=cap)
-    return Gate(
-        Solver(tuning.cost, cap=cap), config.on_infeasible, tuning.allowing, streams, longest_s, tuning.cost.relax
-    )
+    return Gate(Solver(tuning.cost, cap=cap), config.on_infeasible, tuning.allowing, streams, longest_s, tuning.relax)
 
 
 def apply_policy(

@@ -98,6 +98,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._cancel_timer()
         self._behind_another = True
         super().on_message_complete()
+        if self.cycle.response_complete:  # uvicorn counts from the answer, and its body ended that
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def handle_websocket_upgrade(self) -> None:
         self._cancel_timer()

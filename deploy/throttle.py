@@ -8,6 +8,7 @@ Reliability Engineering" (2016, chapter 21), each tenant by itself.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
@@ -22,6 +23,9 @@ PASSED = 5.0
 """Requests that are passed for each that is admitted."""
 REMEMBERED_S = 1.0
 """What became of requests counts e times less after that."""
+ADMITTED_AFTER_S = 1.0
+"""Who has no answer after so long was not refused: an answer that is not streamed may begin a minute later, and that
+many would be taken to be refused meanwhile."""
 FLOOD = 10.0
 """Refusals within that time that the server can well afford."""
 MOST_TENANTS = 1024
@@ -92,9 +96,10 @@ class Throttle:
 class Throttling:
     """ASGI middleware over all that is posted. A tenant is whoever has one key, and all who have none."""
 
-    def __init__(self, app: ASGIApp, throttle: Throttle | None = None) -> None:
+    def __init__(self, app: ASGIApp, throttle: Throttle | None = None, patience_s: float = ADMITTED_AFTER_S) -> None:
         self._app = app
         self._throttle = throttle or Throttle()
+        self._patience_s = patience_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -102,17 +107,43 @@ class Throttling:
             return
         tenant = _tenant(scope)
         if not self._throttle.passes(tenant):
-            await _refuse(send, self._throttle.retry_after(tenant))
+            await _refuse(send, self._throttle.retry_after(tenant), waits=_waits_to_send(scope))
             return
+
+        passed = _Passed(self._throttle, tenant)
+        waiting = asyncio.get_running_loop().call_later(self._patience_s, passed.is_not_refused)
 
         async def seeing(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = {name.lower(): value for name, value in message.get("headers", ())}
-                told = headers.get(b"retry-after")
-                self._throttle.answered(tenant, message["status"], None if told is None else told.decode("latin-1"))
+                waiting.cancel()
+                passed.answered(message)
             await send(message)
 
-        await self._app(scope, receive, seeing)
+        try:
+            await self._app(scope, receive, seeing)
+        finally:
+            waiting.cancel()
+
+
+@dataclass(slots=True)
+class _Passed:
+    """A request that was, until it is known what becomes of it."""
+
+    throttle: Throttle
+    tenant: bytes
+    counted: bool = False
+
+    def is_not_refused(self) -> None:
+        self.counted = True
+        self.throttle.answered(self.tenant, 200)
+
+    def answered(self, start: Message) -> None:
+        headers = {name.lower(): value for name, value in start.get("headers", ())}
+        told = headers.get(b"retry-after")
+        if start["status"] == 429 and told is None:
+            return  # for what it asks, whoever else is there: no sign of a flood
+        if not self.counted or start["status"] == 429:
+            self.throttle.answered(self.tenant, start["status"], None if told is None else told.decode("latin-1"))
 
 
 def _tenant(scope: Scope) -> bytes:
@@ -120,8 +151,14 @@ def _tenant(scope: Scope) -> bytes:
     return hashlib.sha256(given).digest()
 
 
-async def _refuse(send: Send, retry_after: str) -> None:
-    """In OpenAI's error shape."""
+def _waits_to_send(scope: Scope) -> bool:
+    """Whether the client keeps its body back until it hears that it is wanted."""
+    return any(name.lower() == b"expect" for name, _ in scope["headers"])
+
+
+async def _refuse(send: Send, retry_after: str, waits: bool) -> None:
+    """In OpenAI's error shape. Of one who `waits` nobody knows whether what comes next is the body after all, so that
+    nothing is to come next."""
     message = "the server refuses most of what it is asked now, and has not looked at this; try again later"
     error = {"message": message, "type": "rate_limit_error", "param": None, "code": "overloaded"}
     body = json.dumps({"error": error}).encode()
@@ -130,5 +167,7 @@ async def _refuse(send: Send, retry_after: str) -> None:
         (b"content-length", str(len(body)).encode()),
         (b"retry-after", retry_after.encode("latin-1")),
     ]
+    if waits:
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": 429, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -171,12 +171,15 @@ class OnlineCostModel:
         self._scatter_with_prompts = Scatter(window)
         self._latest: deque[float] = deque(maxlen=5)
         self._allowances: dict[float, Allowance] = {}
+        self._busy_until = 0.0
 
     def predict(self, f: Features) -> float:
         return self.base.predict(f) * self.correction
 
-    def observe(self, f: Features, seconds: float) -> float:
-        """Learn from one iteration. Returns its ratio of actual to predicted (as it was predicted)."""
+    def observe(self, f: Features, seconds: float, ended: float = 0.0) -> float:
+        """Learn from one iteration, that `ended` then. Returns its ratio of actual to predicted (as it was
+        predicted)."""
+        self._busy_until = max(self._busy_until, ended)
         predicted = self.predict(f)
         ratio = seconds / predicted
         self._allowances.clear()
@@ -190,9 +193,11 @@ class OnlineCostModel:
         self.correction = min(max(moved, 1 / self._limit), self._limit)
         return ratio
 
-    def relax(self, idle_s: float) -> None:
-        """Nothing ran for so long: a machine that was slow is believed to be as it was measured, sooner or later. Or
-        who is refused because of it could never find out."""
+    def relax(self, now: float) -> None:
+        """Where nothing has run since: a machine that was slow is believed to be as it was measured, sooner or later.
+        Or who is refused because of it could never find out."""
+        idle_s = max(0.0, now - self._busy_until)
+        self._busy_until += idle_s
         if self.correction > 1:
             self.correction **= 0.5 ** (idle_s / FORGOTTEN_S)
 

@@ -5,7 +5,8 @@ class RequestRefused(Exception):
     """A request that is not admitted. `code` is stable and machine-readable, `message` is for a person.
 
     Codes: `context_length_exceeded`, `kv_capacity_exceeded`, `queue_full`, `slo_infeasible`, `duplicate_request`,
-    `invalid_request`. `retry_after_s`: when it may be worth another try, where that can be told.
+    `invalid_request`. `retry_after_s`: when it may be worth another try, where that can be told; infinite where it
+    will not be, however little there is to do.
     """
 
     def __init__(self, code: str, message: str, param: str | None = None, retry_after_s: float | None = None) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Literal, NamedTuple
 
-from scheduler.caution import Caution
+from scheduler.caution import LEAST, Caution
+from scheduler.costmodel import CostModel, OnlineCostModel
 from scheduler.entrance import makes_way
 from scheduler.errors import RequestRefused
 from scheduler.present import Present
@@ -20,6 +21,8 @@ from scheduler.solver import Solver
 OnInfeasible = Literal["reject", "relax", "best-effort"]
 ROOM = 1.05
 """A relaxed promise is a little more than what was predicted, or noise alone would break it."""
+LONGEST_WAY_S = 1.0
+"""Between client and scheduler."""
 
 
 class Queue(NamedTuple):
@@ -70,16 +73,18 @@ class Gate:
         allowing: Callable[[], Callable[[float], float]] = lambda: float,
         streams: Solver | None = None,
         longest_s: float = math.inf,
-        relax: Callable[[float], None] = lambda idle_s: None,
+        relax: Callable[[float], None] = lambda now: None,
     ) -> None:
         """`streams`: of the groups that generate, where those are others than compute prompts. `longest_s`: what the
-        policy plans iterations to take at the most. `relax`: told of seconds in which nothing ran."""
+        policy plans iterations to take at the most. `relax`: told where nobody is there, for what was learned of a
+        machine that was busy may be over, and nobody finds out where everybody is refused for it."""
         self._solver, self._streams = solver, streams or solver
         self._on_infeasible = on_infeasible
         self._allowing = allowing
         self._longest_s = longest_s
-        self._relax = relax
+        self.relax = relax
         self.caution = Caution()
+        self._cautious_until = 0.0
         self._tokens = 0
         """Of an iteration with as much of a newcomer as the streams allowed last: where tiles end, it is the same for
         the next one."""
@@ -92,6 +97,9 @@ class Gate:
         """
         newcomer.predicted_ttft_s = ttft = forecast.ttft_s
         asked, harms = newcomer.promise, False
+        if not there.tokens_to_compute:  # streams alone may run for ever, and teach nothing of first tokens
+            self.caution.forget(max(0.0, now - self._cautious_until))
+        self._cautious_until = max(now, self._cautious_until)
         tpot = self._streams.cost.predict(forecast.shared)
         if self._on_infeasible != "best-effort":
             forecast = self._cautious(newcomer, forecast)
@@ -99,24 +107,27 @@ class Gate:
             ttft = _behind_all(newcomer, forecast, there) if harms else forecast.ttft_s
         kept = ttft <= asked.ttft_s and tpot <= asked.tpot_s
         if self._on_infeasible == "reject" and (harms or not kept):
-            raise _refusal(asked, ttft, tpot)
+            raise _refusal(asked, ttft, tpot, self._is_hopeless(newcomer))
         if kept:
             return None
         if self._on_infeasible == "relax":
             return Grant(_kept(asked, ROOM * ttft, tpot), ttft)
         return Grant(_kept(asked, LONGEST_PROMISE_S if ttft > asked.ttft_s else 0.0, tpot), ttft, best_effort=True)
 
+    def _is_hopeless(self, newcomer: Sequence) -> bool:
+        """Whether it would be refused if nobody else were there, on a machine that is no slower than it was."""
+        tokens, alone = newcomer.length - newcomer.reusable, Features(0, 1, newcomer.length)
+        chunk = min(tokens, self._solver.cap)
+        whole = _at_best(self._solver.cost, Features().with_chunk(newcomer.length // 2, chunk))
+        late = LEAST * whole * tokens / chunk > newcomer.promise.ttft_s
+        return late or _at_best(self._streams.cost, alone) > newcomer.promise.tpot_s
+
     def learn(self, sequence: Sequence, now: float) -> None:
         """What was given a promise has its first token."""
         if sequence.predicted_ttft_s is not None and sequence.wanted_s is None:
-            delivered = now - sequence.arrival + sequence.request.age_s
+            delivered = now - sequence.arrival + _way_back(sequence)
             self.caution.learn(delivered <= sequence.promise.ttft_s)
-
-    def forget(self, idle_s: float) -> None:
-        """Nothing has run for so long: what was learned of a machine that was busy may be over, and nobody finds out
-        where everybody is refused for it."""
-        self.caution.forget(idle_s)
-        self._relax(idle_s)
+            self._cautious_until = max(now, self._cautious_until)
 
     def forecast(self, newcomer: Sequence, queue: Queue, now: float) -> Forecast:
         """As if nobody came after it: the prompts that are due before it go first, in chunks that the streams allow."""
@@ -165,10 +176,10 @@ class Gate:
         return there.harmed_by(newcomer, now + forecast.begins_s, token_s, beside_s)
 
     def _cautious(self, newcomer: Sequence, forecast: Forecast) -> Forecast:
-        """With what was learned, and the way back to the client, which is taken to be as long as the way here was."""
+        """With what was learned, and the way back to the client."""
         factor, age = self.caution.factor, newcomer.request.age_s
         return forecast._replace(
-            ttft_s=age + factor * (forecast.ttft_s - age) + age,
+            ttft_s=age + factor * (forecast.ttft_s - age) + _way_back(newcomer),
             begins_s=factor * forecast.begins_s,
             token_s=factor * forecast.token_s,
         )
@@ -193,14 +204,25 @@ class Gate:
         return steps * self._solver.cost.predict(queue.present.decodes)
 
 
+def _at_best(cost: CostModel, features: Features) -> float:
+    slower = max(1.0, cost.correction) if isinstance(cost, OnlineCostModel) else 1.0
+    return cost.predict(features) / slower
+
+
+def _way_back(sequence: Sequence) -> float:
+    """Seconds from the first token to the client, taken to be as many as the way here was. Who is much older has
+    waited for something else: a scheduler that was away, its own slow sending."""
+    return min(sequence.request.age_s, LONGEST_WAY_S)
+
+
 def _behind_all(newcomer: Sequence, forecast: Forecast, there: Present) -> float:
     """Seconds to its first token, if every prompt that is there went first."""
     tokens = there.tokens_to_compute + newcomer.length - newcomer.reusable
-    latest = 2 * newcomer.request.age_s + forecast.begins_s + tokens * forecast.token_s
+    latest = newcomer.request.age_s + forecast.begins_s + tokens * forecast.token_s + _way_back(newcomer)
     return max(forecast.ttft_s, latest)
 
 
-def _refusal(asked: Promise, ttft_s: float, tpot_s: float) -> RequestRefused:
+def _refusal(asked: Promise, ttft_s: float, tpot_s: float, hopeless: bool) -> RequestRefused:
     """Of a promise, where so much is predicted."""
     late = max(0.0, ttft_s - asked.ttft_s)
     parts = []
@@ -210,8 +232,11 @@ def _refusal(asked: Promise, ttft_s: float, tpot_s: float) -> RequestRefused:
         parts.append(f"a token every {_ms(tpot_s)} is predicted, every {_ms(asked.tpot_s)} is promised")
     if not parts:
         parts.append("prompts that were promised a first token before would be late for it")
-    message = f"the promise cannot be kept now: {' and '.join(parts)}; ask for less, or try again later"
-    return RequestRefused("slo_infeasible", message, "slo", retry_after_s=max(1.0, late))
+    when, advice = "now", "ask for less, or try again later"
+    if hopeless:
+        when, advice = "here", "ask for less: with nobody else here it could not be kept either"
+    message = f"the promise cannot be kept {when}: {' and '.join(parts)}; {advice}"
+    return RequestRefused("slo_infeasible", message, "slo", retry_after_s=math.inf if hopeless else max(1.0, late))
 
 
 def _kept(asked: Promise, ttft_s: float, tpot_s: float) -> Promise:

@@ -50,7 +50,6 @@ class Intake:
         self._present: Present | None = None
         self._told: _Told | None = None
         self._changes = 0
-        self._busy_until = 0.0
 
     def newcomer(self, request: Request, now: float) -> Sequence:
         """What a request becomes. Raises RequestRefused for a class of service that is not known."""
@@ -73,8 +72,7 @@ class Intake:
         if self.gate is None:
             return None
         if not self._residents.line and not self._waiting:
-            self.gate.forget(now - self._busy_until)
-            self._busy_until = now
+            self.gate.relax(now)
         grant = self.gate.judge(sequence, self._forecast(self.gate, sequence, now), self.present, now)
         if grant is not None:
             asked, sequence.promise = sequence.promise, grant.promise
@@ -87,10 +85,6 @@ class Intake:
         """It came."""
         if self.gate is not None:
             self.gate.learn(sequence, now)
-
-    def busy(self, now: float) -> None:
-        """There was something to do until now."""
-        self._busy_until = now
 
     def expected(self, newcomer: Sequence, now: float) -> Expected:
         """What a newcomer would find here."""

@@ -257,7 +257,6 @@ class Scheduler:
         if under_way.written:
             self.prefixes.learn(under_way.written, under_way.failed(result))
         self._take_tokens(under_way, result, now)
-        self.intake.busy(now)
         added = self.take_deltas()
         return deltas + added if deltas else added
 

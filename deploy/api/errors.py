@@ -18,6 +18,7 @@ from scheduler.errors import RequestRefused
 
 logger = logging.getLogger(__name__)
 
+NO_RETRY = "X-Should-Retry", "false"
 _REFUSAL_STATUS = {"queue_full": 429, "slo_infeasible": 429}
 _TYPES = {429: "rate_limit_error"}
 
@@ -64,8 +65,7 @@ def as_api_error(error: BaseException, retry_after_s: int = 1) -> ApiError:
         return error
     if isinstance(error, RequestRefused):
         status = _REFUSAL_STATUS.get(error.code, 400)
-        wait = retry_after_s if error.retry_after_s is None else max(1, math.ceil(error.retry_after_s))
-        headers = {"Retry-After": str(wait)} if status == 429 else None
+        headers = _when_to_retry(error, retry_after_s) if status == 429 else None
         return ApiError(status, error.message, code=error.code, param=error.param, headers=headers)
     if isinstance(error, EngineUnavailable):
         headers = {"Retry-After": str(retry_after_s)}
@@ -74,6 +74,13 @@ def as_api_error(error: BaseException, retry_after_s: int = 1) -> ApiError:
         return _from_http(error)
     logger.error("unexpected error while serving a request", exc_info=error)
     return ApiError(500, f"internal error ({type(error).__name__}); the server's log says more", code="internal_error")
+
+
+def _when_to_retry(error: RequestRefused, usually_s: int) -> dict[str, str]:
+    """Seconds; or never, in the header that OpenAI's clients go by."""
+    if error.retry_after_s == math.inf:
+        return {NO_RETRY[0]: NO_RETRY[1]}
+    return {"Retry-After": str(usually_s if error.retry_after_s is None else max(1, math.ceil(error.retry_after_s)))}
 
 
 def error_response(error: ApiError) -> Response:

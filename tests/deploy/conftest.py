@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from cluster.config import EngineConfig
 from cluster.local import LocalEngine
@@ -64,14 +65,23 @@ def in_process(api: FastAPI) -> httpx.AsyncClient:
 
 @asynccontextmanager
 async def served(
-    api: FastAPI, send_buffer: int | None = None, http: type[asyncio.Protocol] | None = None
+    api: ASGIApp,
+    send_buffer: int | None = None,
+    http: type[asyncio.Protocol] | None = None,
+    keep_alive_s: int = 5,
 ) -> AsyncIterator[str]:
     """The API behind a real HTTP server on a free port, in this event loop. `send_buffer`: bytes that the operating
     system keeps of what a client has not read. `http`: the protocol of a connection."""
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         if send_buffer is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-        config = uvicorn.Config(api, http=http or "auto", log_level="warning", timeout_graceful_shutdown=2)
+        config = uvicorn.Config(
+            api,
+            http=http or "auto",
+            log_level="warning",
+            timeout_keep_alive=keep_alive_s,
+            timeout_graceful_shutdown=2,
+        )
         server = uvicorn.Server(config)
         server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]  # signals are the test run's
         serving = asyncio.create_task(server.serve([listener]))

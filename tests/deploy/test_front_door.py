@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -110,6 +111,27 @@ async def test_the_start_of_a_next_request_does_not_end_the_answer_to_the_first(
         assert b"data: [DONE]" in received
         assert received.count(b"HTTP/1.1 ") == 2
         assert b"408" in received.split(b"[DONE]")[1]
+
+
+async def test_a_body_that_comes_after_its_refusal_is_read_and_forgotten() -> None:
+    """It is no part of the next request; and a connection that is idle after it is closed like any other."""
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = [(b"content-length", b"2")]
+            await send({"type": "http.response.start", "status": 429, "headers": headers})
+            await send({"type": "http.response.body", "body": b"{}"})
+
+    loop = asyncio.get_running_loop()
+    async with (
+        served(refuse, http=BoundedHttp, keep_alive_s=1) as url,
+        open_all([client := await connect(url)]),
+    ):
+        for _ in range(3):
+            await loop.sock_sendall(client, head(4 * 2**20))
+            assert await answer(client) == (429, {})
+            await loop.sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n" * (4 * 2**20 // 18) + b" " * (4 * 2**20 % 18))
+        assert await loop.sock_recv(client, 1) == b"", "nothing in it was taken for a request"
 
 
 async def test_one_who_makes_no_room_is_gone_after_a_while(engine: LocalEngine, tokenizer: Tokenizer) -> None:

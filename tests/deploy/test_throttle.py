@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,12 +124,13 @@ def test_tenants_that_are_seen_once_are_forgotten() -> None:
 class App:
     """Refuses all that is posted, as the API does."""
 
-    def __init__(self) -> None:
+    def __init__(self, retry_after_s: float = 7) -> None:
         self.scopes: list[Scope] = []
+        self._retry_after_s = retry_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scopes.append(scope)
-        error = as_api_error(RequestRefused("queue_full", "full", retry_after_s=7))
+        error = as_api_error(RequestRefused("queue_full", "full", retry_after_s=self._retry_after_s))
         headers = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
@@ -161,6 +165,50 @@ async def test_what_is_not_passed_is_told_so_in_the_shape_of_the_api() -> None:
     await asked(app, "GET", [(b"authorization", b"Bearer x")])
     await asked(app, "POST", [(b"authorization", b"Bearer y")])
     assert len(inner.scopes) == reached + 2, "others are not concerned, nor is what is only looked at"
+
+
+async def test_one_who_asks_for_what_nobody_can_keep_closes_the_door_on_nobody() -> None:
+    """Without a key all are one tenant, and the server may be idle."""
+    inner = App(retry_after_s=math.inf)
+    app = Throttling(inner, Throttle(Clock()))
+    for _ in range(300):
+        status, headers, _ = await asked(app, "POST", [])
+        assert status == 429
+        assert headers["x-should-retry"] == "false"
+        assert "retry-after" not in headers
+    assert len(inner.scopes) == 300
+
+
+async def test_an_answer_that_takes_long_was_not_refused() -> None:
+    """What is not streamed begins when it ends: until then a flood's refusals were all that was known."""
+    throttle, ended = Throttle(Clock()), asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await ended.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    app = Throttling(slow, throttle, patience_s=0.01)
+    asking = [asyncio.create_task(asked(app, "POST", [])) for _ in range(20)]
+    await asyncio.sleep(0.1)
+    tenant = hashlib.sha256(b"").digest()
+    for _ in range(60):
+        throttle.answered(tenant, 429)
+    assert all(throttle.passes(tenant) for _ in range(20)), "one in four is admitted"
+    ended.set()
+    assert {status for status, _, _ in await asyncio.gather(*asking)} == {200}
+    assert throttle._load(tenant).admitted == 20, "each once"
+
+
+async def test_who_keeps_a_body_back_is_not_to_send_it_as_a_next_request() -> None:
+    app = Throttling(App(), Throttle(Clock()))
+    for _ in range(50):
+        await asked(app, "POST", [])
+    _, headers, body = await asked(app, "POST", [(b"expect", b"100-continue")])
+    assert json.loads(body)["error"]["code"] == "overloaded"
+    assert headers["connection"] == "close"
+    _, headers, _ = await asked(app, "POST", [])
+    assert "connection" not in headers
 
 
 async def test_arrivals_are_noted_whatever_a_client_says() -> None:

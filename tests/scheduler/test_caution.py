@@ -46,13 +46,18 @@ def test_a_machine_that_was_slow_is_tried_again_when_nothing_runs() -> None:
     """Who is refused because of it runs no iteration that would show that it is over."""
     cost, iteration = OnlineCostModel(COST), Features(decodes=8, decode_context=800)
     for _ in range(50):
-        cost.observe(iteration, 3.5 * COST.predict(iteration))
+        cost.observe(iteration, 3.5 * COST.predict(iteration), ended=100.0)
     slow = cost.predict(iteration)
     assert slow > 3 * COST.predict(iteration)
-    cost.relax(60.0)
+    cost.relax(160.0)
     assert cost.predict(iteration) < 1.1 * COST.predict(iteration)
     for _ in range(50):
-        cost.observe(iteration, 0.5 * COST.predict(iteration))
+        cost.observe(iteration, 3.5 * COST.predict(iteration), ended=200.0)
+    slow = cost.predict(iteration)
+    cost.relax(190.0)
+    assert cost.predict(iteration) == slow, "for whom nothing ran is not all who share it: another group ran until now"
+    for _ in range(50):
+        cost.observe(iteration, 0.5 * COST.predict(iteration), ended=200.0)
     fast = cost.predict(iteration)
-    cost.relax(60.0)
+    cost.relax(260.0)
     assert cost.predict(iteration) == fast, "of a fast one there is nothing to find out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -251,3 +252,56 @@ def test_nobody_is_let_in_at_the_cost_of_a_promise_that_was_given() -> None:
     assert run.times["long"][0] <= promised
     assert admitted > 0
     assert any("would be late for it" in said or "are promised" in said for said in refusals)
+
+
+def test_a_stream_without_end_does_not_keep_alive_what_was_learned_in_a_bad_moment() -> None:
+    """Who is refused because of it teaches nothing, and the server is never idle: it would be so for ever."""
+    run = bounded("reject")
+    run.add(Request("endless", prompt(16), 8000, promise=Promise(60, 0.5)))
+    for _ in range(3):
+        run.step()
+    gate = run.scheduler.intake.gate
+    assert gate is not None
+    for _ in range(3):
+        gate.caution.learn(kept=False)
+    refused = []
+    for number in range(50):
+        try:
+            run.add(Request(f"r{number}", prompt(200), 5, promise=Promise(2, 0.5)))
+        except RequestRefused:
+            refused.append(number)
+        until = run.now + 2
+        while run.now < until:
+            run.step()
+    assert refused, "or this shows nothing"
+    assert max(refused) < 10, "some seconds, and then no more"
+    for number in range(10, 50):
+        assert len(run.times[f"r{number}"]) == 5
+
+
+@pytest.mark.parametrize("promise", [Promise(0.01, 1), Promise(1, 0.001)], ids=["the first token", "the next ones"])
+def test_what_cannot_be_kept_by_an_idle_server_either_is_told_so(promise: Promise) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        gated("reject").add(Request("hopeless", prompt(100), 4, promise=promise))
+    assert caught.value.retry_after_s == math.inf
+    assert "nobody else" in caught.value.message
+    slow = bounded("reject")
+    for _ in range(50):
+        slow.budget.cost.observe(Features(decodes=8), 3.5 * COST.predict(Features(decodes=8)))
+    with_streams(slow)
+    with pytest.raises(RequestRefused) as caught:
+        slow.add(Request("a bad moment", prompt(100), 4, promise=Promise(0.6, 1)))
+    assert "try again later" in caught.value.message
+    with pytest.raises(RequestRefused) as caught:
+        with_streams(gated("reject"), 32).add(Request("later", prompt(100), 4, promise=Promise(2, 1)))
+    assert caught.value.retry_after_s is not None
+    assert caught.value.retry_after_s < math.inf
+    assert "try again later" in caught.value.message
+
+
+def test_who_waited_long_for_the_scheduler_is_not_taken_to_be_far_away() -> None:
+    """Its answer's way back is not as long as a scheduler was away, or as its client took to send it."""
+    waited = Request("waited", prompt(16), 4, age_s=10.0, promise=Promise(14, 1))
+    gated("reject").add(waited)
+    with pytest.raises(RequestRefused):
+        gated("reject").add(replace(waited, promise=Promise(10.5, 1)))
