@@ -218,10 +218,17 @@ async def test_arrivals_are_noted_whatever_a_client_says() -> None:
     noted = {name.decode().lower(): value.decode() for name, value in scope["headers"]}
     assert len(scope["headers"]) == 2
     assert noted["other"] == "kept"
-    assert 0 <= seconds_on_its_way(noted) < 5
+    assert 0 < seconds_on_its_way(noted) < 5
+    machine, moment = noted[HEADER].split(" ")
+    assert seconds_on_its_way({HEADER: f"{machine} {float(moment) - 5}"}) > 5
+    assert seconds_on_its_way({HEADER: f"another {float(moment) - 5}"}) == 0, "whose clock is another"
 
 
-@pytest.mark.parametrize("said", ["", "soon", "nan", "inf", "-inf", "1", "9" * 40, "1e400"])
-def test_a_time_that_cannot_be_is_none(said: str) -> None:
+@pytest.mark.parametrize("said", ["", "soon", "nan", "inf", "-inf", "-1", "9" * 40, "1e400"])
+async def test_a_time_that_cannot_be_is_none(said: str) -> None:
+    inner = App()
+    await asked(Arrival(inner), "POST", [])
+    machine = inner.scopes[0]["headers"][0][1].decode().split(" ")[0]
     assert seconds_on_its_way({HEADER: said}) == 0.0
+    assert seconds_on_its_way({HEADER: f"{machine} {said}"}) == 0.0
     assert LONGEST_S < 60
