@@ -24,8 +24,8 @@ PASSED = 5.0
 REMEMBERED_S = 1.0
 """What became of requests counts e times less after that."""
 ADMITTED_AFTER_S = 1.0
-"""Who has no answer after so long was not refused: an answer that is not streamed may begin a minute later, and that
-many would be taken to be refused meanwhile."""
+"""Who has no answer after so long, where one that came later was refused, is in: an answer that is not streamed may
+begin a minute later, and until then a flood would seem to be refused whole. Where nobody is answered, nobody is in."""
 FLOOD = 10.0
 """Refusals within that time that the server can well afford."""
 MOST_TENANTS = 1024
@@ -33,13 +33,15 @@ MOST_TENANTS = 1024
 
 @dataclass(slots=True)
 class Load:
-    """What became of one tenant's requests lately. `credit`: parts of a request to be passed, that add up."""
+    """What became of one tenant's requests lately. `credit`: parts of a request to be passed, that add up.
+    `refused_last`: the number of the last one that was passed and refused."""
 
     at: float
     admitted: float = 0.0
     refused: float = 0.0
     credit: float = 0.0
     retry_after: str = "1"
+    refused_last: int = 0
 
     def fade(self, now: float) -> None:
         left = math.exp((self.at - now) / REMEMBERED_S)
@@ -70,11 +72,12 @@ class Throttle:
         load.refused += 1
         return False
 
-    def answered(self, tenant: bytes, status: int, retry_after: str | None = None) -> None:
-        """What a request that was passed was answered."""
+    def answered(self, tenant: bytes, status: int, retry_after: str | None = None, number: int = 0) -> None:
+        """What a request that was passed, the `number`th, was answered."""
         load = self._load(tenant)
         if status == 429:
             load.refused += 1
+            load.refused_last = max(load.refused_last, number)
             load.retry_after = retry_after or load.retry_after
         else:
             load.admitted += 1
@@ -82,6 +85,10 @@ class Throttle:
     def retry_after(self, tenant: bytes) -> str:
         """As the server told this tenant last."""
         return self._load(tenant).retry_after
+
+    def refused_last(self, tenant: bytes) -> int:
+        """The number of the last of its requests that was passed and refused; 0 for none."""
+        return self._load(tenant).refused_last
 
     def _load(self, tenant: bytes) -> Load:
         now = self._clock()
@@ -100,6 +107,7 @@ class Throttling:
         self._app = app
         self._throttle = throttle or Throttle()
         self._patience_s = patience_s
+        self._passed = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -110,40 +118,48 @@ class Throttling:
             await _refuse(send, self._throttle.retry_after(tenant), waits=_waits_to_send(scope))
             return
 
-        passed = _Passed(self._throttle, tenant)
-        waiting = asyncio.get_running_loop().call_later(self._patience_s, passed.is_not_refused)
+        self._passed += 1
+        passed = _Passed(self._throttle, tenant, self._passed, self._patience_s)
 
         async def seeing(message: Message) -> None:
             if message["type"] == "http.response.start":
-                waiting.cancel()
                 passed.answered(message)
             await send(message)
 
         try:
             await self._app(scope, receive, seeing)
         finally:
-            waiting.cancel()
+            passed.timer.cancel()
 
 
-@dataclass(slots=True)
 class _Passed:
-    """A request that was, until it is known what becomes of it."""
+    """A request that was, the `number`th, until it is known what becomes of it."""
 
-    throttle: Throttle
-    tenant: bytes
-    counted: bool = False
+    def __init__(self, throttle: Throttle, tenant: bytes, number: int, patience_s: float) -> None:
+        self._throttle, self._tenant, self._number, self._patience_s = throttle, tenant, number, patience_s
+        self._counted = False
+        self._wait()
 
-    def is_not_refused(self) -> None:
-        self.counted = True
-        self.throttle.answered(self.tenant, 200)
+    def _wait(self) -> None:
+        self.timer = asyncio.get_running_loop().call_later(self._patience_s, self._still_there)
+
+    def _still_there(self) -> None:
+        if self._throttle.refused_last(self._tenant) < self._number:
+            self._wait()
+        else:
+            self._counted = True
+            self._throttle.answered(self._tenant, 200)
 
     def answered(self, start: Message) -> None:
+        self.timer.cancel()
+        status = start["status"]
         headers = {name.lower(): value for name, value in start.get("headers", ())}
         told = headers.get(b"retry-after")
-        if start["status"] == 429 and told is None:
+        if status == 429 and told is None:
             return  # for what it asks, whoever else is there: no sign of a flood
-        if not self.counted or start["status"] == 429:
-            self.throttle.answered(self.tenant, start["status"], None if told is None else told.decode("latin-1"))
+        if not self._counted or status == 429:
+            retry_after = None if told is None else told.decode("latin-1")
+            self._throttle.answered(self._tenant, status, retry_after, self._number)
 
 
 def _tenant(scope: Scope) -> bytes:

@@ -136,7 +136,9 @@ class App:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def asked(app: Any, method: str, headers: list[tuple[bytes, bytes]]) -> tuple[int, dict[str, str], bytes]:
+async def asked(
+    app: Any, method: str, headers: list[tuple[bytes, bytes]], path: str = "/v1/completions"
+) -> tuple[int, dict[str, str], bytes]:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -145,7 +147,7 @@ async def asked(app: Any, method: str, headers: list[tuple[bytes, bytes]]) -> tu
     async def receive() -> Message:
         raise AssertionError("nobody reads what is refused")
 
-    await app({"type": "http", "method": method, "path": "/v1/completions", "headers": headers}, receive, send)
+    await app({"type": "http", "method": method, "path": path, "headers": headers}, receive, send)
     start, body = sent
     return start["status"], {n.decode(): v.decode() for n, v in start["headers"]}, body["body"]
 
@@ -179,22 +181,33 @@ async def test_one_who_asks_for_what_nobody_can_keep_closes_the_door_on_nobody()
     assert len(inner.scopes) == 300
 
 
-async def test_an_answer_that_takes_long_was_not_refused() -> None:
-    """What is not streamed begins when it ends: until then a flood's refusals were all that was known."""
-    throttle, ended = Throttle(Clock()), asyncio.Event()
+@pytest.mark.parametrize("later", ["refused", "not answered"])
+async def test_an_answer_that_takes_long_was_not_refused_if_later_ones_were(later: str) -> None:
+    """What is not streamed begins when it ends: until then a flood's refusals were all that was known. But where all
+    wait alike, refusals may just be slow."""
+    throttle, ended, refusing = Throttle(Clock()), asyncio.Event(), App()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         await ended.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    app = Throttling(slow, throttle, patience_s=0.01)
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        await (refusing if scope["path"] == "refused" else slow)(scope, receive, send)
+
+    app = Throttling(inner, throttle, patience_s=0.01)
     asking = [asyncio.create_task(asked(app, "POST", [])) for _ in range(20)]
+    await asyncio.sleep(0)
+    if later == "refused":
+        await asked(app, "POST", [], "refused")
     await asyncio.sleep(0.1)
     tenant = hashlib.sha256(b"").digest()
     for _ in range(60):
         throttle.answered(tenant, 429)
-    assert all(throttle.passes(tenant) for _ in range(20)), "one in four is admitted"
+    if later == "refused":
+        assert all(throttle.passes(tenant) for _ in range(20)), "one in four is admitted"
+    else:
+        assert sum(throttle.passes(tenant) for _ in range(20)) < 5, "none is, as far as anybody knows"
     ended.set()
     assert {status for status, _, _ in await asyncio.gather(*asking)} == {200}
     assert throttle._load(tenant).admitted == 20, "each once"
