@@ -63,11 +63,17 @@ def _transformers(environment: Path, port: int, folder: Path, gguf: Path) -> lis
     return [str(environment / "bin/transformers"), "serve", str(folder), "--host", "127.0.0.1", *options]
 
 
+_VLLM = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "86400",  # it counts the time in which it is stopped
+}
+
 PEERS = {
     peer.name: peer
     for peer in (
         Peer("llama.cpp", _llama, {}),
-        Peer("vllm", _vllm, {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "WARNING"}),
+        Peer("vllm", _vllm, _VLLM),
         Peer("transformers", _transformers, {}, names_model=True),
     )
 }

@@ -87,9 +87,17 @@ def decoded_per_s(run: RunRecord) -> float:
 def measure(contestants: list[tuple[Contestant, Any]], streams: list[int], rounds: int) -> dict[str, Any]:
     taken: dict[str, list[dict[str, float]]] = {contestant.name: [] for contestant, _ in contestants}
     for number in range(rounds + 1):
-        for contestant, turn in contestants:
-            with turn:
-                found = asyncio.run(contestant.round(streams, seed=number))
+        for contestant, turn in list(contestants):
+            try:
+                with turn:
+                    found = asyncio.run(contestant.round(streams, seed=number))
+            except RuntimeError as error:
+                if contestant.name == OURS:
+                    raise
+                told(f"{contestant.name} is left out from now on: {error}")
+                contestants = [each for each in contestants if each[0] is not contestant]
+                del taken[contestant.name]
+                continue
             print(f"round {number}: {contestant.name} {found}", file=sys.stderr, flush=True)
             if number:  # the first is to warm up
                 taken[contestant.name].append(found)
