@@ -155,7 +155,7 @@ class _Passed:
         status = start["status"]
         headers = {name.lower(): value for name, value in start.get("headers", ())}
         told = headers.get(b"retry-after")
-        if status == 429 and told is None:
+        if status == 429 and headers.get(b"x-should-retry") == b"false":
             return  # for what it asks, whoever else is there: no sign of a flood
         if not self._counted or status == 429:
             retry_after = None if told is None else told.decode("latin-1")

@@ -19,6 +19,7 @@ from scheduler.errors import RequestRefused
 logger = logging.getLogger(__name__)
 
 NO_RETRY = "X-Should-Retry", "false"
+"""A header of refusals that would come as well with nobody else there."""
 _REFUSAL_STATUS = {"queue_full": 429, "slo_infeasible": 429}
 _TYPES = {429: "rate_limit_error"}
 
@@ -77,9 +78,9 @@ def as_api_error(error: BaseException, retry_after_s: int = 1) -> ApiError:
 
 
 def _when_to_retry(error: RequestRefused, usually_s: int) -> dict[str, str]:
-    """Seconds; or never, in the header that OpenAI's clients go by."""
+    """Seconds; and where it is not worth it, a word of that in the header that OpenAI's clients go by."""
     if error.retry_after_s == math.inf:
-        return {NO_RETRY[0]: NO_RETRY[1]}
+        return {"Retry-After": str(usually_s), NO_RETRY[0]: NO_RETRY[1]}
     return {"Retry-After": str(usually_s if error.retry_after_s is None else max(1, math.ceil(error.retry_after_s)))}
 
 

@@ -177,7 +177,7 @@ async def test_one_who_asks_for_what_nobody_can_keep_closes_the_door_on_nobody()
         status, headers, _ = await asked(app, "POST", [])
         assert status == 429
         assert headers["x-should-retry"] == "false"
-        assert "retry-after" not in headers
+        assert int(headers["retry-after"]) >= 1
     assert len(inner.scopes) == 300
 
 
