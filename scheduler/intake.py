@@ -12,7 +12,7 @@ from scheduler.gate import Expected, Forecast, Gate, Queue
 from scheduler.line import Line
 from scheduler.prefixes import Prefixes
 from scheduler.present import Present
-from scheduler.request import Request, Sequence
+from scheduler.request import Phase, Request, Sequence
 from scheduler.residents import Residents
 from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Grant, Promise, PromiseBook, UnknownClass
 
@@ -50,6 +50,7 @@ class Intake:
         self._present: Present | None = None
         self._told: _Told | None = None
         self._changes = 0
+        self._latest: Sequence | None = None
 
     def newcomer(self, request: Request, now: float) -> Sequence:
         """What a request becomes. Raises RequestRefused for a class of service that is not known."""
@@ -80,6 +81,10 @@ class Intake:
                 sequence.wanted_s, sequence.yields = asked.ttft_s, True
                 sequence.slo_class = BEST_EFFORT_CLASS
         return grant
+
+    def came(self, sequence: Sequence) -> None:
+        """It was let in."""
+        self._latest = sequence
 
     def first_token_of(self, sequence: Sequence, now: float) -> None:
         """It came."""
@@ -126,6 +131,9 @@ class Intake:
     def _queue(self, newcomer: Sequence) -> Queue:
         streams = self.streams_elsewhere
         newcomer.reusable = len(self._prefixes.found(newcomer)) * self._pool.block_size
+        latest = self._latest
+        if latest is not None and latest.first_token_at is None and latest.phase is not Phase.FINISHED:
+            newcomer.reusable = max(newcomer.reusable, self._prefixes.shared_by(latest, newcomer))
         return Queue(
             self.present,
             self._residents.line,

@@ -67,6 +67,13 @@ class Prefixes:
                 blocks.append(block)
         return blocks
 
+    def shared_by(self, other: Sequence, sequence: Sequence) -> int:
+        """Tokens that one who came just before it will have computed for it: another choice of the same prompt."""
+        alike = self.enabled and other.tokens == sequence.tokens
+        if not alike or other.request.cache_salt != sequence.request.cache_salt:
+            return 0
+        return self._shareable(sequence) * self._pool.block_size
+
     def digests(self, sequence: Sequence) -> Iterator[bytes]:
         """Of the blocks that it could find, from its first one on, each worked out when it is asked for."""
         if self.enabled:

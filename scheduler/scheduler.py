@@ -112,6 +112,7 @@ class Scheduler:
         self.exchange.bound(sequence)
         self._sequences[request.request_id] = sequence
         self._waiting.join(sequence)
+        self.intake.came(sequence)
 
     def abort(self, request_id: str, finish: Finish = Finish.ABORT) -> bool:
         """End a request now; its blocks are free at once. False where no such request is known.

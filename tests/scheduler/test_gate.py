@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,15 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.codec import decode_deltas, encode_deltas
+from scheduler.costmodel import OnlineCostModel
 from scheduler.errors import RequestRefused
 from scheduler.gate import Gate, OnInfeasible
-from scheduler.policies.slo import SloSettings
+from scheduler.policies.slo import SloBudget, SloPolicy, SloSettings
 from scheduler.request import Delta, Request
 from scheduler.roofline import Features
+from scheduler.scheduler import Scheduler
 from scheduler.slo import LONGEST_PROMISE_S, Grant, Promise
 from scheduler.solver import Solver
-from tests.scheduler.virtual import COST, VirtualRun, prompt, stream
-from tests.scheduler.world import expected_tokens
+from tests.scheduler.virtual import CONFIG, COST, VirtualRun, prompt, stream
+from tests.scheduler.world import Run, expected_tokens
 
 
 def gated(on_infeasible: OnInfeasible) -> VirtualRun:
@@ -305,3 +308,22 @@ def test_who_waited_long_for_the_scheduler_is_not_taken_to_be_far_away() -> None
     gated("reject").add(waited)
     with pytest.raises(RequestRefused):
         gated("reject").add(replace(waited, promise=Promise(10.5, 1)))
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_choices_of_one_prompt_are_not_taken_for_as_many_prompts(alike: bool) -> None:
+    """They wait for the first of them, and share what it computes."""
+    policy = SloPolicy(SloBudget(OnlineCostModel(COST)))
+    run = Run.of(Scheduler(replace(CONFIG, prefix_caching=True), policy))
+    run.scheduler.intake.gate = Gate(Solver(COST, cap=8192), "reject")
+    promise = Promise(2 * COST.predict(Features().with_chunk(500, 1000)), 1)
+    admitted = 0
+    for choice in range(6):
+        tokens = (*prompt(999), 1) if alike else (choice, *prompt(999))
+        with suppress(RequestRefused):
+            run.add(Request(f"r{choice}", tokens, 4, promise=promise))
+            admitted += 1
+    assert admitted == 6 if alike else admitted < 3
+    run.drain()
+    computed = sum(len(s) for s in run.got.values())
+    assert computed == 4 * admitted
