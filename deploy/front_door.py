@@ -12,13 +12,14 @@ import json
 import resource
 import socket
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from starlette.middleware import Middleware
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deploy.arrival import Arrival
+from deploy.refusal import error_body
 from deploy.throttle import Throttling
 
 VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
@@ -158,9 +159,7 @@ _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503:
 
 def _answer(status: int, code: str, message: str) -> bytes:
     """In OpenAI's error shape, with all that is HTTP about it."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    error: dict[str, Any] = {"message": message, "type": kind, "param": None, "code": code}
-    body = json.dumps({"error": error}).encode()
+    body = json.dumps(error_body(status, message, code)).encode()
     head = (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         "Connection: close\r\n\r\n"

@@ -17,7 +17,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deploy.refusal import NO_RETRY, error_body
 
 PASSED = 5.0
 """Requests that are passed for each that is admitted."""
@@ -49,7 +52,7 @@ class Load:
 
     @property
     def share_refused_here(self) -> float:
-        """Of the requests that come: 0 where there is no flood, or half of them are admitted."""
+        """Of the requests that come: 0 where there is no flood, or one in PASSED of them is admitted."""
         if self.refused < FLOOD:
             return 0.0
         all_of_them = self.admitted + self.refused
@@ -152,32 +155,28 @@ class _Passed:
 
     def answered(self, start: Message) -> None:
         self.timer.cancel()
-        status = start["status"]
-        headers = {name.lower(): value for name, value in start.get("headers", ())}
-        told = headers.get(b"retry-after")
-        if status == 429 and headers.get(b"x-should-retry") == b"false":
+        status, headers = start["status"], Headers(raw=start.get("headers", ()))
+        header, no_retry = NO_RETRY
+        if status == 429 and headers.get(header) == no_retry:
             return  # for what it asks, whoever else is there: no sign of a flood
         if not self._counted or status == 429:
-            retry_after = None if told is None else told.decode("latin-1")
-            self._throttle.answered(self._tenant, status, retry_after, self._number)
+            self._throttle.answered(self._tenant, status, headers.get("retry-after"), self._number)
 
 
 def _tenant(scope: Scope) -> bytes:
-    given = b"\0".join(value for name, value in scope["headers"] if name.lower() == b"authorization")
-    return hashlib.sha256(given).digest()
+    return hashlib.sha256("\0".join(Headers(scope=scope).getlist("authorization")).encode("latin-1")).digest()
 
 
 def _waits_to_send(scope: Scope) -> bool:
     """Whether the client keeps its body back until it hears that it is wanted."""
-    return any(name.lower() == b"expect" for name, _ in scope["headers"])
+    return "expect" in Headers(scope=scope)
 
 
 async def _refuse(send: Send, retry_after: str, waits: bool) -> None:
-    """In OpenAI's error shape. Of one who `waits` nobody knows whether what comes next is the body after all, so that
+    """Of one who `waits` nobody knows whether what comes next is the body after all, so that
     nothing is to come next."""
     message = "the server refuses most of what it is asked now, and has not looked at this; try again later"
-    error = {"message": message, "type": "rate_limit_error", "param": None, "code": "overloaded"}
-    body = json.dumps({"error": error}).encode()
+    body = json.dumps(error_body(429, message, "overloaded")).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

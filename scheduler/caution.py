@@ -8,7 +8,7 @@ MISSED = 0.02
 """Of the promises given, that may be missed."""
 STEP = 0.5
 FORGOTTEN_S = 5.0
-"""Of a scheduler with nothing to do, until half of it is forgotten: what made first tokens late is over."""
+"""Without a prompt there, until half of it is forgotten: what made first tokens late is over."""
 LEAST, MOST = 1.4, 3.0
 """Forecasts are of the average: of those that are just in time by them, about half are late."""
 
@@ -23,14 +23,20 @@ class Caution:
 
     def __init__(self) -> None:
         self._log = 0.0
+        self._known_at = 0.0
 
     @property
     def factor(self) -> float:
         return LEAST * math.exp(self._log)
 
-    def learn(self, kept: bool) -> None:
+    def learn(self, kept: bool, now: float) -> None:
         moved = self._log + (-STEP * MISSED if kept else STEP * (1 - MISSED))
         self._log = min(max(0.0, moved), math.log(MOST / LEAST))
+        self._known_at = max(now, self._known_at)
 
-    def forget(self, idle_s: float) -> None:
-        self._log *= 0.5 ** (idle_s / FORGOTTEN_S)
+    def look(self, now: float, quiet: bool) -> None:
+        """At who is there: `quiet` where no prompt is, and so none was since the last look. Streams alone may run for
+        ever, and teach nothing of first tokens."""
+        if quiet:
+            self._log *= 0.5 ** (max(0.0, now - self._known_at) / FORGOTTEN_S)
+        self._known_at = max(now, self._known_at)

@@ -84,7 +84,6 @@ class Gate:
         self._longest_s = longest_s
         self.relax = relax
         self.caution = Caution()
-        self._cautious_until = 0.0
         self._tokens = 0
         """Of an iteration with as much of a newcomer as the streams allowed last: where tiles end, it is the same for
         the next one."""
@@ -97,9 +96,7 @@ class Gate:
         """
         newcomer.predicted_ttft_s = ttft = forecast.ttft_s
         asked, harms = newcomer.promise, False
-        if not there.tokens_to_compute:  # streams alone may run for ever, and teach nothing of first tokens
-            self.caution.forget(max(0.0, now - self._cautious_until))
-        self._cautious_until = max(now, self._cautious_until)
+        self.caution.look(now, quiet=not there.tokens_to_compute)
         tpot = self._streams.cost.predict(forecast.shared)
         if self._on_infeasible != "best-effort":
             forecast = self._cautious(newcomer, forecast)
@@ -126,8 +123,7 @@ class Gate:
         """What was given a promise has its first token."""
         if sequence.predicted_ttft_s is not None and sequence.wanted_s is None:
             delivered = now - sequence.arrival + _way_back(sequence)
-            self.caution.learn(delivered <= sequence.promise.ttft_s)
-            self._cautious_until = max(now, self._cautious_until)
+            self.caution.learn(delivered <= sequence.promise.ttft_s, now)
 
     def forecast(self, newcomer: Sequence, queue: Queue, now: float) -> Forecast:
         """As if nobody came after it: the prompts that are due before it go first, in chunks that the streams allow."""
@@ -205,8 +201,9 @@ class Gate:
 
 
 def _at_best(cost: CostModel, features: Features) -> float:
-    slower = max(1.0, cost.correction) if isinstance(cost, OnlineCostModel) else 1.0
-    return cost.predict(features) / slower
+    """Where what makes the machine slower than it was is over."""
+    predicted = cost.predict(features)
+    return min(predicted, cost.base.predict(features)) if isinstance(cost, OnlineCostModel) else predicted
 
 
 def _way_back(sequence: Sequence) -> float:

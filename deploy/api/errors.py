@@ -14,14 +14,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from cluster.engine import EngineUnavailable
+from deploy.refusal import NO_RETRY, error_body
 from scheduler.errors import RequestRefused
 
 logger = logging.getLogger(__name__)
 
-NO_RETRY = "X-Should-Retry", "false"
-"""A header of refusals that would come as well with nobody else there."""
 _REFUSAL_STATUS = {"queue_full": 429, "slo_infeasible": 429}
-_TYPES = {429: "rate_limit_error"}
 
 
 class ApiError(Exception):
@@ -45,8 +43,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        return error_body(self.status, self.message, self.code, self.param)
 
 
 def bad_request(message: str, param: str | None, code: str | None = None) -> ApiError:
@@ -78,10 +75,12 @@ def as_api_error(error: BaseException, retry_after_s: int = 1) -> ApiError:
 
 
 def _when_to_retry(error: RequestRefused, usually_s: int) -> dict[str, str]:
-    """Seconds; and where it is not worth it, a word of that in the header that OpenAI's clients go by."""
+    """Seconds; and where it is not worth it, a word of that."""
+    if error.retry_after_s is None:
+        return {"Retry-After": str(usually_s)}
     if error.retry_after_s == math.inf:
-        return {"Retry-After": str(usually_s), NO_RETRY[0]: NO_RETRY[1]}
-    return {"Retry-After": str(usually_s if error.retry_after_s is None else max(1, math.ceil(error.retry_after_s)))}
+        return {"Retry-After": str(usually_s)} | dict([NO_RETRY])
+    return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
 
 
 def error_response(error: ApiError) -> Response:

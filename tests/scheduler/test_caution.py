@@ -23,7 +23,7 @@ def test_few_are_missed_however_forecasts_are(usual: float) -> None:
         if caution.factor > promised:
             continue
         kept = usual * draw.lognormvariate(0, 0.3) <= promised
-        caution.learn(kept)
+        caution.learn(kept, float(number))
         if number > 500:
             admitted, missed = admitted + 1, missed + (not kept)
     assert admitted > 1000
@@ -33,12 +33,14 @@ def test_few_are_missed_however_forecasts_are(usual: float) -> None:
 def test_it_has_bounds_and_is_forgotten() -> None:
     caution = Caution()
     for _ in range(100):
-        caution.learn(kept=False)
+        caution.learn(kept=False, now=0.0)
     assert caution.factor == pytest.approx(MOST)
-    caution.forget(60.0)
+    caution.look(30.0, quiet=False)
+    assert caution.factor == pytest.approx(MOST), "prompts were there"
+    caution.look(90.0, quiet=True)
     assert caution.factor == pytest.approx(LEAST, rel=0.01)
     for _ in range(100):
-        caution.learn(kept=True)
+        caution.learn(kept=True, now=90.0)
     assert caution.factor == pytest.approx(LEAST)
 
 

@@ -266,7 +266,7 @@ def test_a_stream_without_end_does_not_keep_alive_what_was_learned_in_a_bad_mome
     gate = run.scheduler.intake.gate
     assert gate is not None
     for _ in range(3):
-        gate.caution.learn(kept=False)
+        gate.caution.learn(kept=False, now=run.now)
     refused = []
     for number in range(50):
         try:
