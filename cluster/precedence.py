@@ -2,8 +2,8 @@
 
 A forward on several threads is hundreds of short parallel regions, at the end of which each thread waits for all
 others. Whatever interrupts one of them interrupts the whole forward. What a token goes through on its way to a client
-(scheduler, API replica, proxy) is to do so: with all of these stepped back a step is shorter, but tokens are late where
-clients see them (docs/performance.md has both figures). What only looks after the others is not.
+(scheduler, API replica, HAProxy or Serve's proxy) is to do so: with all of these stepped back a step is shorter, but
+tokens are late where clients see them (docs/performance.md has both figures). What only looks after the others is not.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ import psutil
 NICENESS = 15
 """What Ray gives all workers by default."""
 
-_RAYLET = "raylet"
-_KEPT = ("ray::RankActor", "ray::SchedulerActor", "ray::ServeReplica", "ray::ProxyActor", "ray::IDLE")
-"""Beginnings of command lines: those who compute, who carry tokens, and who may become one of them."""
+_KEPT_NAMES = ("raylet", "haproxy")
+"""The raylet's children are the ranks."""
+_KEPT = (
+    *("ray::RankActor", "ray::SchedulerActor", "ray::ServeReplica", "ray::ProxyActor", "ray::IDLE"),
+    *("ray::HAProxyManager", "ray::SERVE_PROXY_ACTOR"),
+)
+"""Beginnings of command lines: who computes, carries tokens or starts what does, and who may come to do so."""
 
 
 def step_back(pid: int | None = None) -> None:
@@ -33,11 +37,11 @@ def step_back(pid: int | None = None) -> None:
 
 
 def background_steps_back() -> None:
-    """Have those of Ray's processes below this one do so that no token passes: the controller, the GCS, their helpers.
-    Not the raylet, whose children the ranks are."""
+    """Have those of Ray's processes below this one do so that no token passes: the controller, the GCS, their
+    helpers."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if process.name() != _RAYLET and not " ".join(process.cmdline()).startswith(_KEPT):
+            if process.name() not in _KEPT_NAMES and not " ".join(process.cmdline()).startswith(_KEPT):
                 step_back(process.pid)
 
 

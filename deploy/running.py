@@ -152,7 +152,7 @@ def check(config: EngineConfig, ray_address: str | None = None) -> None:
 def begin(life: Lifetime, address: Address, ray_address: str | None = None, say: Say = lambda line: None) -> None:
     """Ray and Serve, until `life` ends. Raises CommandError."""
     say(f"starting Ray{f' (cluster {ray_address})' if ray_address else ''}")
-    _start_ray(life, ray_address)
+    _start_ray(life, address, ray_address)
     _start_serve(life, address, ray_address)
 
 
@@ -179,10 +179,11 @@ def undeploy() -> None:
     serve.delete(APPLICATION)
 
 
-def _start_ray(life: Lifetime, address: str | None) -> None:
+def _start_ray(life: Lifetime, listening: Address, address: str | None) -> None:
     import ray
 
     from cluster.local_ray import start_ray
+    from deploy.balancer import find_haproxy, use_haproxy
     from deploy.front_door import IMPORT_PATH, VARIABLE
 
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -191,6 +192,8 @@ def _start_ray(life: Lifetime, address: str | None) -> None:
             # A cluster of this command's own, whatever RAY_ADDRESS says and whoever else runs one on this machine.
             os.environ.pop("RAY_ADDRESS", None)
             os.environ.setdefault(VARIABLE, IMPORT_PATH)
+            if haproxy := find_haproxy(listening.host):
+                life.on_close(use_haproxy(haproxy, life.directory, check_port(listening.host, 0)))
             start_ray(_temp_dir=str(life.directory))
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -208,16 +211,23 @@ def _start_serve(life: Lifetime, address: Address, ray_address: str | None) -> N
     """On a cluster of others Serve may be theirs: then only our application goes when we go. On a Ray of our own
     everything goes with it, sooner than Serve would shut down in order."""
     from ray import serve
+    from ray.exceptions import RayTaskError
     from ray.serve.config import HTTPOptions
     from ray.serve.schema import LoggingConfig
+
+    from deploy.balancer import SWITCH
 
     logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.ERROR)
     if ray_address is not None:
         life.on_close((lambda: serve.delete(APPLICATION)) if _serve_runs() else serve.shutdown)
-    serve.start(
-        http_options=HTTPOptions(host=address.host, port=address.port),
-        logging_config=LoggingConfig(log_level="ERROR"),
-    )
+    try:
+        serve.start(
+            http_options=HTTPOptions(host=address.host, port=address.port),
+            logging_config=LoggingConfig(log_level="ERROR"),
+        )
+    except RayTaskError as error:  # of who listens for it
+        reason = str(error).strip().splitlines()[-1]
+        raise CommandError(f"nobody listens for Ray Serve: {reason} ({SWITCH}=0 does without HAProxy)") from None
 
 
 def _remove_semaphores(pids: set[int]) -> None:

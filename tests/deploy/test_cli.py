@@ -269,7 +269,7 @@ def test_a_server_stops_without_a_trace_and_starts_again_at_once(smollm2_dir: Pa
             assert open_to_others(pids) == REPLICA_PORTS
             modes = {psutil.Process(pid).environ().get("RAY_AUTH_MODE") for pid in pids - {server.process.pid}}
             assert modes == {"token"}, "which answer nobody who does not know it"
-            assert endless_head(facts["url"]) == 431
+            assert endless_head(facts["url"]) in (400, 431)
             if sys.platform == "linux":
                 own = nicenesses({server.process.pid}, "")
                 replica = f"ray::ServeReplica:{APPLICATION}"

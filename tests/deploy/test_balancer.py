@@ -1,0 +1,173 @@
+"""HAProxy in front of the replicas: what Ray writes for it, bounded; and a real server behind it, met by clients of all
+kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve.config import HTTPOptions
+
+from deploy.balancer import HEAD_BYTES, _write_pages, bounded, find_haproxy
+from tests.deploy.test_cli import Server, descendants, temporary
+from tests.deploy.test_hostile import connect, head, open_all
+from tests.deploy.wire import error_of, events, finishes
+
+__all__ = ["temporary"]  # the fixture
+
+NAME = "tiny"
+HELLO: dict[str, Any] = {"model": NAME, "prompt": "Hello", "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> str:
+    """What Ray writes for one application on a loopback address."""
+    replica = ServerConfig(name="replica", host="127.0.0.1", port=30000)
+    backend = BackendConfig(name="http-app", path_prefix="/", app_name="app", servers=[replica])
+    options = HTTPOptions(host="127.0.0.1", port=8123)
+    api = HAProxyApi(
+        HAProxyConfig(http_options=options, socket_path=str(tmp_path / "s"), has_received_routes=True, is_head=True),
+        {"http-app": backend},
+        str(tmp_path / "c"),
+    )
+    api._generate_config_file_internal()
+    return (tmp_path / "c").read_text()
+
+
+def test_what_ray_writes_is_bounded_and_haproxy_takes_it(written: str, tmp_path: Path) -> None:
+    _write_pages(tmp_path)
+    lines = list(bounded(written, tmp_path))
+    binds = [line.split()[1:] for line in lines if line.split()[:1] == ["bind"]]
+    assert binds == [["127.0.0.1:8123", "tcp-ut", "60s"]], "and no port of statistics, which would be open to all"
+    assert [line.split()[4] for line in lines if "stats socket" in line] == ["600"]
+    assert not [line for line in lines if line.split()[:1] == ["log"]]
+    (tmp_path / "c").write_text("\n".join([*lines, ""]))
+    binary = find_haproxy("127.0.0.1")
+    assert binary is not None
+    checked = subprocess.run([binary, "-c", "-f", str(tmp_path / "c")], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert list(bounded("\n".join(lines), tmp_path)).count("    option clitcpka") == 2, "Ray writes it anew each time"
+
+
+def test_a_configuration_that_is_not_known_is_not_served(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="http_frontend"):
+        list(bounded("global\ndefaults\nfrontend another\n    bind *:8000\n", tmp_path))
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model_dir: Path) -> Iterator[tuple[Server, str]]:
+    arguments = "--json", "--port", "0", "--profile-seconds", "0", "--policy", "chunked", "--replicas", "2"
+    with Server(
+        "--model", str(tiny_model_dir), "--served-model-name", NAME, "--max-model-len", "2048", *arguments
+    ) as running:
+        yield running, running.ready()["url"]
+
+
+@pytest_asyncio.fixture
+async def client(server: tuple[Server, str]) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=server[1], timeout=60, trust_env=False) as connected:
+        yield connected
+
+
+async def running(client: httpx.AsyncClient) -> int:
+    lines = (await client.get("/metrics")).text.splitlines()
+    (found,) = [line.split()[1] for line in lines if line.startswith("stallfree_requests_running")]
+    return int(float(found))
+
+
+async def until_running(client: httpx.AsyncClient, count: int) -> None:
+    while await running(client) != count:  # noqa: ASYNC110 - there is nothing else to ask
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xaa" * 60 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n" + b"Name: value\r\n" * (HEAD_BYTES // 12),
+    ],
+    ids=["TLS", "no colon", "no length", "a long head"],
+)
+async def test_what_is_no_request_is_refused(
+    server: tuple[Server, str], client: httpx.AsyncClient, sent: bytes
+) -> None:
+    loop, answer = asyncio.get_running_loop(), b""
+    async with open_all([broken := await connect(server[1])]):
+        await loop.sock_sendall(broken, sent)
+        while part := await loop.sock_recv(broken, 65536):
+            answer += part
+    assert answer.split()[1] == b"400", answer
+    assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_head_of_some_kilobytes_is_none_of_them(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v1/models", headers={"X-Filler": "a" * (HEAD_BYTES // 2)})
+    assert answer.status_code == 200
+
+
+async def test_who_hangs_up_is_no_longer_served(server: tuple[Server, str], client: httpx.AsyncClient) -> None:
+    body = json.dumps({**HELLO, "stream": True, "max_tokens": 1900}).encode()
+    async with open_all([gone := await connect(server[1])]):
+        await asyncio.get_running_loop().sock_sendall(gone, head(len(body)) + body)
+        await until_running(client, 1)
+    await until_running(client, 0)
+
+
+async def test_tokens_come_one_by_one(client: httpx.AsyncClient) -> None:
+    """And not in the pieces that a buffer holds."""
+    pieces = 0
+    async with client.stream("POST", "/v1/completions", json={**HELLO, "stream": True, "max_tokens": 32}) as response:
+        async for _ in response.aiter_raw():
+            pieces += 1
+    assert pieces > 16
+
+
+async def test_a_replica_that_dies_takes_its_own_connections_only(
+    server: tuple[Server, str], client: httpx.AsyncClient
+) -> None:
+    """Requests that come while there is one replica less are served, and so are those that come later. One that had
+    reached the replica when it died has its connection closed, and is tried again as OpenAI's client does."""
+
+    async def read() -> list[str]:
+        text = ""
+        try:
+            async with client.stream("POST", "/v1/completions", json={**HELLO, "stream": True, "max_tokens": 300}) as r:
+                async for piece in r.aiter_text():
+                    text += piece
+        except httpx.HTTPError:
+            return ["lost"]
+        return list(map(str, finishes(events(text))))
+
+    first, _ = [pid for pid, command in descendants(server[0].mark).items() if ":Api" in command and "Serve" in command]
+    streams = [asyncio.create_task(read()) for _ in range(6)]
+    await until_running(client, 6)
+    os.kill(first, signal.SIGKILL)
+    later, closed = [], 0
+    async with httpx.AsyncClient(base_url=server[1], timeout=60, trust_env=False) as another:
+        while len(later) < 10:
+            try:
+                later.append((await another.post("/v1/completions", json={**HELLO, "max_tokens": 4})).status_code)
+            except httpx.RemoteProtocolError:
+                closed += 1
+    assert closed <= 2
+    assert later.count(200) >= 9, later
+    assert set(later) <= {200, 502}, later
+    ended = await asyncio.gather(*streams)
+    assert sorted(map(str, ended)) == sorted(3 * ["['length']"] + 3 * ["['lost']"]), ended
+
+
+async def test_bad_input_is_told_by_the_api(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/completions", json={**HELLO, "max_tokens": -1})
+    assert error_of(answer, 400)["param"] == "max_tokens"
