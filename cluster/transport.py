@@ -24,6 +24,8 @@ PARK_AFTER_S = 0.05
 """Longer than any pause between two iterations of a busy engine, and too short to be seen in a CPU's load."""
 LOOK_EVERY_S = 0.001
 LOOK_AT_RANKS_EVERY_S = 1.0
+ASKED_WHY_S = 10.0
+"""So long ranks have time to say why they left a channel that failed."""
 FIRST_LOOK = 0.8
 """Nobody looks before this share of the shortest recent iteration is over."""
 
@@ -61,6 +63,7 @@ class CompiledTransport:
             # One output only: of several, a look that finds some but not all of them would lose those it found.
             answer: Any = answers[0] if len(ranks) == 1 else ranks[0].first.bind(*answers)
         self._graph: Any = answer.experimental_compile(_max_inflight_executions=MOST_UNDER_WAY)
+        self._asked_nobody = _AskedNobody(self._graph)
         self._ranks: Sequence[ActorHandle[Any]] = ranks
         self._sent: int = 0
         self._under_way: int = 0
@@ -95,6 +98,7 @@ class CompiledTransport:
 
     def _write(self, plan: bytes) -> Any:
         answer = self._graph.execute(plan)
+        answer._dag = self._asked_nobody
         self._sent += 1
         return answer
 
@@ -110,13 +114,24 @@ class CompiledTransport:
             try:
                 first: bytes = answer.get(timeout=0)
             except RayChannelTimeoutError:
-                answer = CompiledDAGRef(self._graph, index)  # one reference may be asked once
+                answer = CompiledDAGRef(self._asked_nobody, index)  # one reference may be asked once
                 await asyncio.sleep(LOOK_EVERY_S)
-            except Exception as error:
-                raise _in_the_beginning(error) from None
+            except RayChannelError as error:
+                raise await self._cause_of(error) from None
             else:
                 self._durations.append(clock() - started)
                 return first
+
+    async def _cause_of(self, failed: RayChannelError) -> Exception:
+        """Why a rank left its channels, where one says so; otherwise what failed was the channel."""
+        ranks = asyncio.gather(*self._graph.worker_task_refs.values())
+        try:
+            await asyncio.wait_for(ranks, ASKED_WHY_S)
+        except TimeoutError:
+            return failed
+        except Exception as error:
+            return error
+        return failed
 
     def _look_at_ranks(self) -> None:
         """Raises why a rank reads its channels no more, where one does not: its answer would be waited for in vain."""
@@ -133,10 +148,17 @@ class CompiledTransport:
             rank.wake.remote()
 
 
-def _in_the_beginning(error: Exception) -> Exception:
-    """Where a channel fails and no rank says why, Ray tells that it asked them in vain: what failed was the channel."""
-    asked = error.__cause__
-    return asked.__context__ if asked is not None and isinstance(asked.__context__, RayChannelError) else error
+class _AskedNobody:
+    """A compiled graph as references to its answers see it. Where a channel fails they ask the ranks for the cause and
+    wait for up to ten seconds, and the event loop with them (Ray 2.60): here there is nobody to ask."""
+
+    worker_task_refs: ClassVar[dict[Any, Any]] = {}
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._graph, name)
 
 
 class ActorTransport:

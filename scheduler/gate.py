@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from typing import Literal, NamedTuple
 
 from scheduler.caution import LEAST, Caution
 from scheduler.costmodel import CostModel, OnlineCostModel
 from scheduler.entrance import makes_way
 from scheduler.errors import RequestRefused
-from scheduler.present import Present
+from scheduler.present import Present, Queue
 from scheduler.request import Sequence
 from scheduler.roofline import Features
 from scheduler.search import largest
+from scheduler.shares import Crowd, Outlook, Shares, Terms
 from scheduler.slo import LONGEST_PROMISE_S, Grant, Promise
 from scheduler.solver import Solver
 
@@ -23,21 +23,6 @@ ROOM = 1.05
 """A relaxed promise is a little more than what was predicted, or noise alone would break it."""
 LONGEST_WAY_S = 1.0
 """Between client and scheduler."""
-
-
-class Queue(NamedTuple):
-    """What a newcomer finds: sequences that hold a slot, those that wait for one, what is free, and how many of its
-    tokens have KV already."""
-
-    present: Present
-    running: Seq[Sequence]
-    waiting: Seq[Sequence]
-    free_slots: int
-    free_blocks: int
-    blocks_for: Callable[[int], int]
-    cached_tokens: int = 0
-    elsewhere: Seq[Sequence] | None = None
-    """The streams of the group that will generate, where that is another one: here are prompts alone then."""
 
 
 class Forecast(NamedTuple):
@@ -84,18 +69,21 @@ class Gate:
         self._longest_s = longest_s
         self.relax = relax
         self.caution = Caution()
+        self._shares = Shares()
         self._tokens = 0
         """Of an iteration with as much of a newcomer as the streams allowed last: where tiles end, it is the same for
         the next one."""
 
-    def judge(self, newcomer: Sequence, forecast: Forecast, there: Present, now: float) -> Grant | None:
-        """None where its promise can be kept as far as anybody can tell, and no other is broken for it, or what it gets
-        instead.
+    def judge(
+        self, newcomer: Sequence, forecast: Forecast, there: Present, queue: Callable[[], Queue], now: float
+    ) -> Grant | None:
+        """None where its promise can be kept as far as anybody can tell, no other is broken for it, and its tenant has
+        no more than its share or leaves room for others; or what it gets instead.
 
         Raises RequestRefused (`slo_infeasible`) where such requests are rejected. Leaves the forecast on the sequence.
         """
         newcomer.predicted_ttft_s = ttft = forecast.ttft_s
-        asked, harms = newcomer.promise, False
+        asked, harms, crowd = newcomer.promise, False, None
         self.caution.look(now, quiet=not there.tokens_to_compute)
         tpot = self._streams.cost.predict(forecast.shared)
         if self._on_infeasible != "best-effort":
@@ -103,13 +91,35 @@ class Gate:
             harms = self._harms(newcomer, forecast, there, now)
             ttft = _behind_all(newcomer, forecast, there) if harms else forecast.ttft_s
         kept = ttft <= asked.ttft_s and tpot <= asked.tpot_s
+        shared = self._on_infeasible != "best-effort" and self._shares.came(newcomer, now)
         if self._on_infeasible == "reject" and (harms or not kept):
             raise _refusal(asked, ttft, tpot, self._is_hopeless(newcomer))
+        if shared:
+            crowd = self._crowd(newcomer, Outlook(kept, forecast.begins_s, forecast.token_s), queue(), now)
+        if crowd is not None:
+            if self._on_infeasible == "reject":
+                raise _crowded(crowd)
+            ttft = max(ttft, newcomer.request.age_s + crowd.own_s + _way_back(newcomer))
+            kept = kept and ttft <= asked.ttft_s
         if kept:
             return None
         if self._on_infeasible == "relax":
             return Grant(_kept(asked, ROOM * ttft, tpot), ttft)
         return Grant(_kept(asked, LONGEST_PROMISE_S if ttft > asked.ttft_s else 0.0, tpot), ttft, best_effort=True)
+
+    def _crowd(self, newcomer: Sequence, outlook: Outlook, queue: Queue, now: float) -> Crowd | None:
+        def of(other: Sequence, queue: Queue) -> Outlook:
+            forecast = self.forecast(other, queue._replace(cached_tokens=other.reusable), now)
+            return self._outlook(other, forecast, queue.present, now)
+
+        return self._shares.crowd(newcomer, outlook, queue, Terms(of, self._streams.cost.predict), now)
+
+    def _outlook(self, other: Sequence, forecast: Forecast, there: Present, now: float) -> Outlook:
+        """As it is judged."""
+        asked, tpot = other.promise, self._streams.cost.predict(forecast.shared)
+        forecast = self._cautious(other, forecast)
+        kept = forecast.ttft_s <= asked.ttft_s and tpot <= asked.tpot_s
+        return Outlook(kept and not self._harms(other, forecast, there, now), forecast.begins_s, forecast.token_s)
 
     def _is_hopeless(self, newcomer: Sequence) -> bool:
         """Whether it would be refused if nobody else were there, on a machine that is no slower than it was."""
@@ -234,6 +244,14 @@ def _refusal(asked: Promise, ttft_s: float, tpot_s: float, hopeless: bool) -> Re
         when, advice = "here", "ask for less: with nobody else here it could not be kept either"
     message = f"the promise cannot be kept {when}: {' and '.join(parts)}; {advice}"
     return RequestRefused("slo_infeasible", message, "slo", retry_after_s=math.inf if hopeless else max(1.0, late))
+
+
+def _crowded(crowd: Crowd) -> RequestRefused:
+    message = (
+        "the promise could be kept, but not beside those that others may ask for, who have less than their share of "
+        "the server; try again later"
+    )
+    return RequestRefused("slo_infeasible", message, "slo", retry_after_s=max(1.0, crowd.retry_after_s))
 
 
 def _kept(asked: Promise, ttft_s: float, tpot_s: float) -> Promise:

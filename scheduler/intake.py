@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from scheduler.blocks import BlockPool
 from scheduler.errors import RequestRefused
-from scheduler.gate import Expected, Forecast, Gate, Queue
+from scheduler.gate import Expected, Forecast, Gate
 from scheduler.line import Line
 from scheduler.prefixes import Prefixes
-from scheduler.present import Present
+from scheduler.present import Present, Queue
 from scheduler.request import Phase, Request, Sequence
 from scheduler.residents import Residents
 from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Grant, Promise, PromiseBook, UnknownClass
@@ -74,7 +74,8 @@ class Intake:
             return None
         if not self._residents.line and not self._waiting:
             self.gate.relax(now)
-        grant = self.gate.judge(sequence, self._forecast(self.gate, sequence, now), self.present, now)
+        forecast = self._forecast(self.gate, sequence, now)
+        grant = self.gate.judge(sequence, forecast, self.present, lambda: self._queue(sequence), now)
         if grant is not None:
             asked, sequence.promise = sequence.promise, grant.promise
             if grant.best_effort:
@@ -141,6 +142,7 @@ class Intake:
             self._residents.free_slots,
             self._pool.available,
             self._pool.blocks_for,
+            self._pool.total,
             newcomer.reusable,
             None if streams is None else streams(),
         )

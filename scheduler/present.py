@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from scheduler.request import Sequence
 from scheduler.roofline import Features
 from scheduler.running import Running
+from scheduler.slo import LONGEST_PROMISE_S
 
 
 class Present(NamedTuple):
@@ -38,6 +40,22 @@ class Present(NamedTuple):
         owed = min([at for at, _ in owing], default=math.inf), sum([tokens for _, tokens in owing])
         return cls(Features(0, streams, contexts), pace, prompts, lengths, sum([tokens for _, tokens in left]), owed)
 
+    def joined_by(self, newcomer: Sequence) -> Present:
+        """With one prompt more."""
+        own = newcomer.length - newcomer.reusable
+        return self._replace(
+            prompts=[*self.prompts, (newcomer.due, own)],
+            lengths=self.lengths + newcomer.length,
+            tokens_to_compute=self.tokens_to_compute + own,
+        )
+
+    def generating(self, prompts: Seq[Sequence]) -> Present:
+        """Once these prompts, and no others, have become streams."""
+        streams = self.decodes.decodes + len(prompts)
+        contexts = self.decodes.decode_context + sum([sequence.length for sequence in prompts])
+        pace = min([self.pace_s, *[sequence.promise.pace_s for sequence in prompts]])
+        return Present(Features(0, streams, contexts), pace, (), contexts + streams, 0)
+
     def ahead_of(self, due: float) -> int:
         """Tokens of prompts that go before one that is due then."""
         return sum([left for at, left in self.prompts if at <= due])
@@ -63,6 +81,67 @@ class Present(NamedTuple):
                     return True
         latest, owed = self.owed
         return without + own * token_s + beside + owed * beside_s > latest
+
+
+NOBODY = Present(Features(), LONGEST_PROMISE_S, (), 0, 0)
+
+
+class Queue(NamedTuple):
+    """What a newcomer finds: sequences that hold a slot, those that wait for one, what is free, of so many blocks, and
+    how many of its tokens have KV already."""
+
+    present: Present
+    running: Seq[Sequence]
+    waiting: Seq[Sequence]
+    free_slots: int
+    free_blocks: int
+    blocks_for: Callable[[int], int]
+    blocks: int
+    cached_tokens: int = 0
+    elsewhere: Seq[Sequence] | None = None
+    """The streams of the group that will generate, where that is another one: here are prompts alone then."""
+
+    @property
+    def slots(self) -> int:
+        return self.free_slots + len(self.running)
+
+    def emptied(self) -> Queue:
+        """If nobody were there."""
+        elsewhere: Seq[Sequence] | None = None if self.elsewhere is None else ()
+        return Queue(NOBODY, (), (), self.slots, self.blocks, self.blocks_for, self.blocks, 0, elsewhere)
+
+    def joined_by(self, newcomer: Sequence) -> Queue:
+        """With one prompt more, that has a slot where one is free."""
+        present = self.present.joined_by(newcomer)
+        if self.free_slots <= 0:
+            return self._replace(present=present, waiting=[*self.waiting, newcomer])
+        return self._replace(
+            present=present,
+            running=[*self.running, newcomer],
+            free_slots=self.free_slots - 1,
+            free_blocks=self.free_blocks - self.blocks_for(newcomer.length),
+        )
+
+    def generating(self) -> Queue:
+        """Once every prompt that has a slot, or would be given one, has become a stream."""
+        entering = self.waiting[: max(0, self.free_slots)]
+        there = (*self.running, *entering)
+        prompts = [s for s in there if is_prompt(s) and s.goes_on]
+        if self.elsewhere is not None:
+            return self.emptied()._replace(elsewhere=[*self.elsewhere, *prompts])
+        running = [s for s in there if s.goes_on or not is_prompt(s)]
+        return self._replace(
+            present=self.present.generating(prompts),
+            running=running,
+            waiting=(),
+            free_slots=self.slots - len(running),
+            free_blocks=self.free_blocks - sum([self.blocks_for(s.length) for s in entering]),
+        )
+
+
+def is_prompt(sequence: Sequence) -> bool:
+    """Whether it is to be computed, with a slot or without, before anything is generated for it."""
+    return sequence.prefill_target == 0 or sequence.computed < sequence.prefill_target
 
 
 def owed_at(late: Sequence) -> float:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import math
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,6 +102,38 @@ def test_what_is_admitted_in_a_flood_finds_its_way() -> None:
             throttle.answered(b"a", 200 if taken else 429)
     assert admitted > 0.5 * 6 * 60
     assert reached < 2 * PASSED * admitted
+
+
+class Proxied:
+    """A server that takes six a second of a flood, behind proxies that each know of what they passed themselves."""
+
+    def __init__(self, proxies: int, seconds_long: float = 60) -> None:
+        clock, source = Clock(), random.Random(proxies)
+        throttles = [Throttle(clock) for _ in range(proxies)]
+        free_at = clock.now
+        self.reached = [0] * proxies
+        self.admitted = 0
+        self.turned_away_elsewhere = 0
+        for number, _ in enumerate(seconds(clock, seconds_long, per_s=300)):
+            proxy = source.randrange(proxies)
+            if throttles[proxy].passes(b"a"):
+                self.reached[proxy] += 1
+                taken = clock.now >= free_at
+                if taken:
+                    self.admitted, free_at = self.admitted + 1, clock.now + 1 / 6
+                throttles[proxy].answered(b"a", 200 if taken else 429)
+            if number % 150 == 0:
+                self.turned_away_elsewhere += not throttles[proxy].passes(b"b")
+                throttles[proxy].answered(b"b", 429)
+
+
+@pytest.mark.parametrize("proxies", [2, 4, 16])
+def test_several_proxies_pass_at_most_as_many_times_what_one_does_and_all_of_them_some(proxies: int) -> None:
+    one, several = Proxied(1), Proxied(proxies)
+    assert sum(several.reached) < 1.2 * proxies * sum(one.reached)
+    assert several.admitted > 0.9 * one.admitted, "what the server can take finds its way"
+    assert min(several.reached) > 10, "whichever proxy a client is at, it is looked at in the end"
+    assert several.turned_away_elsewhere == 0, "who sends little is passed by each"
 
 
 def test_it_is_over_soon_after_the_flood() -> None:
