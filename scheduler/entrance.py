@@ -43,9 +43,12 @@ class Entrance:
         self._give_way = give_way
         self._prompts: list[Sequence] = []
         self._urgency: Urgency | None = None
+        self._by_turns = True
 
-    def let_in(self, urgency: Urgency | None, now: float, iteration: int) -> None:
-        """Everybody who is next, until one does not fit: nobody overtakes that one, so that none starves."""
+    def let_in(self, urgency: Urgency | None, now: float, iteration: int, by_turns: bool = True) -> None:
+        """Everybody who is next, until one does not fit: nobody overtakes that one, so that none starves. Not
+        `by_turns`: what tenants have was seen to when they were promised it, and deadlines alone decide."""
+        self._by_turns = by_turns
         self._review(urgency, now)
         made_room = False
         while (sequence := self._next()) is not None and sequence.pending == 0:
@@ -72,7 +75,8 @@ class Entrance:
         weights = sum([tenant.weight for tenant in tenants.values()])
         for name, tenant in tenants.items():
             own = [s for s in self._prompts if s.request.tenant == name] if len(tenants) > 1 else self._prompts
-            tenant.deadlines.review(own, _slower(urgency.work, weights / tenant.weight), now)
+            slower = weights / tenant.weight if self._by_turns else 1.0
+            tenant.deadlines.review(own, _slower(urgency.work, slower), now)
 
     def _next(self) -> Sequence | None:
         """None where nobody waits, or nobody needs to be let in yet."""
@@ -93,7 +97,8 @@ class Entrance:
         aged = self.waiting.let_in - deadlines.passed_from >= PATIENCE * oldest.length
         sequence = oldest if aged else (deadlines.timely or deadlines.yielding)[0][2]
         late = sequence.yields and not aged
-        return late, tenant.turn_of(sequence), sequence.due, sequence.order, sequence, aged
+        turn = tenant.turn_of(sequence) if self._by_turns else 0.0
+        return late, turn, sequence.due, sequence.order, sequence, aged
 
     def _ahead_of(self, sequence: Sequence) -> int:
         """Tokens left of prompts with a slot that are computed before it."""

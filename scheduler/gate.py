@@ -74,6 +74,11 @@ class Gate:
         """Of an iteration with as much of a newcomer as the streams allowed last: where tiles end, it is the same for
         the next one."""
 
+    @property
+    def divides(self) -> bool:
+        """Whether a promise is given only where it can be kept, among tenants by their shares."""
+        return self._on_infeasible != "best-effort"
+
     def judge(
         self, newcomer: Sequence, forecast: Forecast, there: Present, queue: Callable[[], Queue], now: float
     ) -> Grant | None:
@@ -86,20 +91,22 @@ class Gate:
         asked, harms, crowd = newcomer.promise, False, None
         self.caution.look(now, quiet=not there.tokens_to_compute)
         tpot = self._streams.cost.predict(forecast.shared)
-        if self._on_infeasible != "best-effort":
+        if self.divides:
             forecast = self._cautious(newcomer, forecast)
             harms = self._harms(newcomer, forecast, there, now)
             ttft = _behind_all(newcomer, forecast, there) if harms else forecast.ttft_s
         kept = ttft <= asked.ttft_s and tpot <= asked.tpot_s
-        shared = self._on_infeasible != "best-effort" and self._shares.came(newcomer, now)
+        shared = self.divides and self._shares.came(newcomer, now)
         if self._on_infeasible == "reject" and (harms or not kept):
             raise _refusal(asked, ttft, tpot, self._is_hopeless(newcomer))
         if shared:
-            crowd = self._crowd(newcomer, Outlook(kept, forecast.begins_s, forecast.token_s), queue(), now)
+            crowd = self._crowd(newcomer, self._outlook(newcomer, forecast, kept), queue(), now)
+        elif self.divides:
+            self._shares.let_in(newcomer, self._outlook(newcomer, forecast, kept), now)
         if crowd is not None:
             if self._on_infeasible == "reject":
                 raise _crowded(crowd)
-            ttft = max(ttft, newcomer.request.age_s + crowd.own_s + _way_back(newcomer))
+            ttft = max(ttft, newcomer.request.age_s + crowd.part_s + _way_back(newcomer))
             kept = kept and ttft <= asked.ttft_s
         if kept:
             return None
@@ -110,16 +117,17 @@ class Gate:
     def _crowd(self, newcomer: Sequence, outlook: Outlook, queue: Queue, now: float) -> Crowd | None:
         def of(other: Sequence, queue: Queue) -> Outlook:
             forecast = self.forecast(other, queue._replace(cached_tokens=other.reusable), now)
-            return self._outlook(other, forecast, queue.present, now)
+            tpot = self._streams.cost.predict(forecast.shared)
+            forecast = self._cautious(other, forecast)
+            kept = forecast.ttft_s <= other.promise.ttft_s and tpot <= other.promise.tpot_s
+            return self._outlook(other, forecast, kept and not self._harms(other, forecast, queue.present, now))
 
         return self._shares.crowd(newcomer, outlook, queue, Terms(of, self._streams.cost.predict), now)
 
-    def _outlook(self, other: Sequence, forecast: Forecast, there: Present, now: float) -> Outlook:
-        """As it is judged."""
-        asked, tpot = other.promise, self._streams.cost.predict(forecast.shared)
-        forecast = self._cautious(other, forecast)
-        kept = forecast.ttft_s <= asked.ttft_s and tpot <= asked.tpot_s
-        return Outlook(kept and not self._harms(other, forecast, there, now), forecast.begins_s, forecast.token_s)
+    def _outlook(self, newcomer: Sequence, cautious: Forecast, kept: bool) -> Outlook:
+        takes_s = (newcomer.length - newcomer.reusable) * cautious.token_s / self.caution.factor
+        waits_s = cautious.ttft_s - newcomer.request.age_s
+        return Outlook(kept, cautious.begins_s, cautious.token_s, waits_s, takes_s)
 
     def _is_hopeless(self, newcomer: Sequence) -> bool:
         """Whether it would be refused if nobody else were there, on a machine that is no slower than it was."""

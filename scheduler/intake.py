@@ -83,6 +83,11 @@ class Intake:
                 sequence.slo_class = BEST_EFFORT_CLASS
         return grant
 
+    @property
+    def divides(self) -> bool:
+        """Whether tenants are given their shares by what they are promised."""
+        return self.gate is not None and self.gate.divides
+
     def came(self, sequence: Sequence) -> None:
         """It was let in."""
         self._latest = sequence

@@ -289,7 +289,7 @@ class Scheduler:
 
     def _compose(self, now: float) -> tuple[list[Mix], bool]:
         """What the policy wants and the blocks allow, and whether a sequence gave way for want of blocks."""
-        self.entrance.let_in(self.policy.urgency, now, self._iteration)
+        self.entrance.let_in(self.policy.urgency, now, self._iteration, not self.intake.divides)
         mixes = self.policy.compose(self._batch(now))
         gave_way = self._secure_blocks(mixes, now)
         if gave_way:

@@ -1,24 +1,24 @@
 """Whose promises may take the room that others need: admission by promise among several tenants.
 
-What is promised cannot be taken back. So a tenant that has more than its share is held to leaving room: it is let in
-where any other tenant that was here lately, and has less, could come right after it with what it asked for last, and be
-let in. Whoever is within its share is not asked for that. A tenant's share is what a machine as slow as its part of
-all weights would keep: if everybody's promises are kept by that, all of them together are kept by the whole one, in the
-order of their deadlines (the demand of tasks with deadlines adds up: Baruah, Mok, Rosier, RTSS 1990). A tenant that is
-alone has everything.
+What is promised cannot be taken back. So a tenant that has had its share lately is held to leaving room: it is let in
+where every other tenant that was here lately, and has had less, could come right after it with what it asked for last,
+and be let in. Whoever has had less is not asked for that, and a tenant that is alone has everything.
 
-Where promises are so short that one newcomer cannot leave room for another even if nobody else is there, the machine is
-divided by time: each tenant may come as often as its part of the machine would be done with what it asks for (Zhang's
-VirtualClock, SIGCOMM 1990), and those that want more may have the machine every second moment.
+A tenant's share is its part of all weights, and what it has had is counted in the seconds that its prompts take: each
+newcomer occupies its part of the machine until that would be done with it (VirtualClock: Zhang, SIGCOMM 1990). Slots,
+blocks and the streams that a pace leaves room for are shared by what is held of them now.
+
+Where promises are so short that one newcomer leaves no room for another even if nobody else is there, the machine is
+divided by time: those that have had their shares may come as long as all together take it every second moment.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler.present import Queue, is_prompt
@@ -26,20 +26,29 @@ from scheduler.request import Request, Sequence
 from scheduler.roofline import Features
 from scheduler.slo import Promise
 
-LATELY_S = 30.0
+LATELY_S = 60.0
 MOST_TENANTS = 256
+REMEMBERED = 4
+"""Requests of a tenant, for each of which room is left: they may be of several kinds."""
 MOST_ASKED = 8
-"""Tenants that room is left for: those that came last."""
+"""Requests of all others that room is left for: of as many tenants as there are, those that came last."""
+AVERAGED_S = 10.0
+"""Over which it is averaged how much a tenant asks for."""
+BANKED_S = 5.0
+"""So much of the time that a tenant did not use it may use later, and so much that it had more is remembered."""
 EVERY_SECOND = 2.0
 
 
 class Outlook(NamedTuple):
-    """What a newcomer would get: whether its promise can be kept and none is broken for it, seconds until the first of
-    the prompts gets on, and for each of their tokens."""
+    """What a newcomer would get: whether its promise can be kept and none is broken for it; with caution seconds until
+    the first of the prompts gets on, for each of their tokens, and until its own first token; and the seconds that its
+    prompt probably takes."""
 
     kept: bool
     begins_s: float
     token_s: float
+    waits_s: float
+    takes_s: float
 
 
 class Terms(NamedTuple):
@@ -49,18 +58,24 @@ class Terms(NamedTuple):
     predict: Callable[[Features], float]
 
 
-@dataclass(slots=True)
-class Tenant:
-    """What it asked for last, and when. `free_at`: until then it has had its part of the machine."""
+class Crowd(NamedTuple):
+    """Why somebody is not let in who would be if it were alone: seconds after which it may be, and those in which its
+    tenant's part of the machine would have computed all prompts of the tenant."""
+
+    retry_after_s: float
+    part_s: float
+
+
+class Asked(NamedTuple):
+    """What came to be judged."""
 
     request: Request
     promise: Promise
     reusable: int
-    seen_at: float
-    free_at: float
+    at: float
 
     def again(self, now: float) -> Sequence:
-        """If it asked for the same once more."""
+        """If it came once more."""
         request = self.request
         arrival, tokens = now - request.age_s, list(request.prompt)
         sequence = Sequence(request=request, arrival=arrival, order=-1, tokens=tokens, promise=self.promise)
@@ -68,123 +83,128 @@ class Tenant:
         return sequence
 
 
-class Crowd(NamedTuple):
-    """Why somebody is not let in who would be if it were alone: seconds after which it may be, and those in which its
-    part of the machine would be done with what its tenant has here."""
+@dataclass(slots=True)
+class Visitor:
+    """A tenant that came lately. `asked`: for what, the last first. `free_at`: until then its part of the machine is
+    occupied. `load`: how much of a machine it asked for at `load_at`."""
 
-    retry_after_s: float
-    own_s: float
+    asked: deque[Asked] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    free_at: float = -math.inf
+    load: float = 0.0
+    load_at: float = 0.0
+
+    @property
+    def weight(self) -> float:
+        return self.asked[0].request.weight
+
+    def asks_for(self, seconds: float, now: float) -> None:
+        self.load, self.load_at = self.load_until(now) + seconds / AVERAGED_S, now
+
+    def load_until(self, now: float) -> float:
+        return self.load * math.exp((self.load_at - now) / AVERAGED_S)
 
 
 class Shares:
     """Of one gate, by the tenants that came to it."""
 
     def __init__(self) -> None:
-        self._tenants: OrderedDict[str, Tenant] = OrderedDict()
+        self._visitors: OrderedDict[str, Visitor] = OrderedDict()
         self._free_at = -math.inf
+        """Until then all together have taken the machine every second moment."""
 
     def came(self, newcomer: Sequence, now: float) -> bool:
         """Whoever comes is noted, whatever becomes of it. Whether others came lately."""
-        name, known = newcomer.request.tenant, self._tenants.pop(newcomer.request.tenant, None)
-        free_at = -math.inf if known is None else known.free_at
-        self._tenants[name] = Tenant(newcomer.request, newcomer.promise, newcomer.reusable, now, free_at)
-        while len(self._tenants) > MOST_TENANTS or next(iter(self._tenants.values())).seen_at < now - LATELY_S:
-            self._tenants.popitem(last=False)
-        return len(self._tenants) > 1
+        name = newcomer.request.tenant
+        visitor = self._visitors.setdefault(name, Visitor())
+        visitor.asked.appendleft(Asked(newcomer.request, newcomer.promise, newcomer.reusable, now))
+        self._visitors.move_to_end(name)
+        while len(self._visitors) > MOST_TENANTS or next(iter(self._visitors.values())).asked[0].at < now - LATELY_S:
+            self._visitors.popitem(last=False)
+        return len(self._visitors) > 1
 
     def crowd(self, newcomer: Sequence, outlook: Outlook, queue: Queue, terms: Terms, now: float) -> Crowd | None:
-        """None where it is let in, as far as other tenants are concerned."""
-        tenant = self._tenants[newcomer.request.tenant]
-        part = self._part_of(newcomer, queue)
-        if part.holds(newcomer, terms.predict) and part.keeps(newcomer, outlook, now):
-            return None
-        wanting, divided = self._without_room(newcomer, queue, terms, now)
-        if not wanting and not divided:
-            return None
-        own_turn = tenant.free_at <= now and not part.prompts and part.holds(newcomer, terms.predict)
-        if own_turn or (not wanting and self._free_at <= now):
-            seconds = outlook.begins_s + part.own_tokens(newcomer) * outlook.token_s
-            tenant.free_at, self._free_at = now + part.times * seconds, now + EVERY_SECOND * seconds
-            return None
-        wait = 0.0 if wanting else min(tenant.free_at, self._free_at) - now
-        return Crowd(wait, outlook.begins_s + part.times * part.tokens(newcomer) * outlook.token_s)
+        """None where it is let in, as far as other tenants are concerned. One that is not `kept` is told what its part
+        of the machine would do for it."""
+        self._visitors[newcomer.request.tenant].asks_for(outlook.takes_s, now)
+        if not outlook.kept:
+            return self._crowd(newcomer, outlook, queue, 0.0)
+        if not self._has_part_left(newcomer, queue, terms, now):
+            if self._has_no_time(newcomer, outlook, queue, now):
+                return self._crowd(newcomer, outlook, queue, 0.0)
+            wanting, never = self._without_room(newcomer, queue, terms, now)
+            if wanting or (never and self._free_at > now):
+                return self._crowd(newcomer, outlook, queue, 0.0 if wanting else self._free_at - now)
+        self.let_in(newcomer, outlook, now)
+        return None
 
-    def _part_of(self, newcomer: Sequence, queue: Queue) -> Part:
-        weights = sum([tenant.request.weight for tenant in self._tenants.values()])
-        return Part.of(newcomer, queue, weights / newcomer.request.weight)
+    def let_in(self, newcomer: Sequence, outlook: Outlook, now: float) -> None:
+        """It occupies its part of the machine."""
+        visitor = self._visitors[newcomer.request.tenant]
+        visitor.free_at = _later(visitor.free_at, self._times(newcomer) * outlook.takes_s, now)
+        self._free_at = _later(self._free_at, EVERY_SECOND * outlook.takes_s, now)
+
+    def _times(self, newcomer: Sequence) -> float:
+        """So many times the part of its tenant is the machine."""
+        return sum([visitor.weight for visitor in self._visitors.values()]) / newcomer.request.weight
+
+    def _crowd(self, newcomer: Sequence, outlook: Outlook, queue: Queue, retry_after_s: float) -> Crowd:
+        tokens = newcomer.length - newcomer.reusable + _tokens_of(newcomer.request.tenant, queue)
+        return Crowd(retry_after_s, outlook.begins_s + self._times(newcomer) * tokens * outlook.token_s)
+
+    def _has_part_left(self, newcomer: Sequence, queue: Queue, terms: Terms, now: float) -> bool:
+        """Whether its tenant's part of the machine is free, and has a slot, blocks and the pace for it. A single one
+        fits anywhere."""
+        name, times = newcomer.request.tenant, self._times(newcomer)
+        if self._visitors[name].free_at > now:
+            return False
+        own = [sequence for sequence in (*queue.running, *(queue.elsewhere or ())) if sequence.request.tenant == name]
+        if not own:
+            return True
+        count, length = len(own) + 1, newcomer.length + sum([sequence.length for sequence in own])
+        blocks = queue.blocks_for(newcomer.length) + sum([len(sequence.blocks) for sequence in own])
+        if queue.elsewhere is None and (count * times > queue.slots or blocks * times > queue.blocks):
+            return False
+        as_many = Features(0, math.ceil(count * times), math.ceil(length * times))
+        return terms.predict(as_many) <= newcomer.promise.tpot_s
+
+    def _has_no_time(self, newcomer: Sequence, outlook: Outlook, queue: Queue, now: float) -> bool:
+        """Whether it would be late, behind the prompts that are there, if the others went on asking for as much as they
+        do, as far as they have shares."""
+        if not queue.present.tokens_to_compute:
+            return False
+        others = [visitor for name, visitor in self._visitors.items() if name != newcomer.request.tenant]
+        weights = newcomer.request.weight + sum([visitor.weight for visitor in others])
+        theirs = sum([min(visitor.load_until(now), visitor.weight / weights) for visitor in others])
+        return outlook.waits_s > (1 - theirs) * (newcomer.promise.ttft_s - newcomer.request.age_s)
 
     def _without_room(self, newcomer: Sequence, queue: Queue, terms: Terms, now: float) -> tuple[bool, bool]:
         """Whether another tenant would not find room beside the newcomer, and would if nobody else were there; and
         whether one would not even then, though alone it would."""
-        divided, nobody = False, queue.emptied()
+        never, nobody = False, queue.emptied()
         for other in self._others(newcomer, queue, terms, now):
             if _leaves_room(newcomer, other, queue, terms) or not terms.outlook(other, nobody).kept:
                 continue
             if _leaves_room(newcomer, other, nobody, terms):
-                return True, divided
-            divided = True
-        return False, divided
+                return True, never
+            never = True
+        return False, never
 
     def _others(self, newcomer: Sequence, queue: Queue, terms: Terms, now: float) -> list[Sequence]:
-        """As they would come again: those that are within their shares."""
-        found = []
-        for name in [name for name in reversed(self._tenants) if name != newcomer.request.tenant][:MOST_ASKED]:
-            tenant = self._tenants[name]
-            again = tenant.again(now)
-            part = self._part_of(again, queue)
-            if not part.holds(again, terms.predict):
-                continue
-            if (not part.prompts and tenant.free_at <= now) or part.keeps(again, terms.outlook(again, queue), now):
-                found.append(again)
-        return found
+        """As they would come again, those that have something left of their parts."""
+        others = [visitor for name, visitor in reversed(self._visitors.items()) if name != newcomer.request.tenant]
+        asked = [visitor.asked[n] for n in range(REMEMBERED) for visitor in others if n < len(visitor.asked)]
+        again = [last.again(now) for last in asked[:MOST_ASKED]]
+        return [other for other in again if self._has_part_left(other, queue, terms, now)]
 
 
-class Part(NamedTuple):
-    """Of a machine that is so many `times` as large, what is one tenant's: how much of it the tenant has."""
+def _tokens_of(tenant: str, queue: Queue) -> int:
+    """That are to be computed of its prompts."""
+    running = [s.length - s.computed for s in queue.running if s.request.tenant == tenant and is_prompt(s)]
+    return sum(running) + sum([s.length - s.reusable for s in queue.waiting if s.request.tenant == tenant])
 
-    times: float
-    queue: Queue
-    prompts: Seq[tuple[float, int]]
-    streams: Seq[Sequence]
-    """All that hold a slot, and those that generate elsewhere."""
 
-    @classmethod
-    def of(cls, newcomer: Sequence, queue: Queue, times: float) -> Part:
-        name = newcomer.request.tenant
-        running = [sequence for sequence in queue.running if sequence.request.tenant == name]
-        waiting = [sequence for sequence in queue.waiting if sequence.request.tenant == name]
-        left = [(s, s.length - s.computed) for s in running if is_prompt(s)]
-        left += [(s, s.length - s.reusable) for s in waiting]
-        generating = [s for s in queue.elsewhere or () if s.request.tenant == name]
-        return cls(times, queue, [(s.due, tokens) for s, tokens in left], [*running, *generating])
-
-    def own_tokens(self, newcomer: Sequence) -> int:
-        return newcomer.length - newcomer.reusable
-
-    def tokens(self, newcomer: Sequence) -> int:
-        """Of prompts, with the newcomer's."""
-        return self.own_tokens(newcomer) + sum([tokens for _, tokens in self.prompts])
-
-    def holds(self, newcomer: Sequence, predict: Callable[[Features], float]) -> bool:
-        """Whether the part has a slot, blocks and the pace for one more. A single one fits anywhere."""
-        if not self.streams:
-            return True
-        count, times, queue = len(self.streams) + 1, self.times, self.queue
-        length = newcomer.length + sum([sequence.length for sequence in self.streams])
-        blocks = queue.blocks_for(newcomer.length) + sum([len(sequence.blocks) for sequence in self.streams])
-        if queue.elsewhere is None and (count * times > queue.slots or blocks * times > queue.blocks):
-            return False
-        as_many = Features(0, math.ceil(count * times), math.ceil(length * times))
-        return predict(as_many) <= newcomer.promise.tpot_s
-
-    def keeps(self, newcomer: Sequence, outlook: Outlook, now: float) -> bool:
-        """Whether the part would keep the newcomer's promise, and those of its tenant's that are due after it."""
-        ends = now + outlook.begins_s
-        for due, tokens in sorted([*self.prompts, (newcomer.due, self.own_tokens(newcomer))]):
-            ends += self.times * tokens * outlook.token_s
-            if newcomer.due <= due < ends:
-                return False
-        return True
+def _later(free_at: float, seconds: float, now: float) -> float:
+    return min(max(free_at, now - BANKED_S) + seconds, now + BANKED_S)
 
 
 def _leaves_room(newcomer: Sequence, other: Sequence, queue: Queue, terms: Terms) -> bool:

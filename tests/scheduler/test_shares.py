@@ -15,7 +15,7 @@ from scheduler.costmodel import OnlineCostModel
 from scheduler.errors import RequestRefused
 from scheduler.gate import Gate, OnInfeasible
 from scheduler.policies.slo import SloBudget, SloPolicy, SloSettings
-from scheduler.request import Request
+from scheduler.request import Request, Sequence
 from scheduler.roofline import Features
 from scheduler.scheduler import Scheduler
 from scheduler.shares import LATELY_S, Shares
@@ -56,18 +56,16 @@ class Served:
     came: dict[str, int] = field(default_factory=dict)
     admitted: dict[str, list[Request]] = field(default_factory=dict)
     at: dict[str, float] = field(default_factory=dict)
+    promised: dict[str, Promise] = field(default_factory=dict)
 
     def share(self, tenant: str) -> float:
-        """Of its requests, that were admitted."""
-        return len(self.admitted[tenant]) / self.came[tenant]
+        """Of its requests, that were admitted and promised what they asked for."""
+        return len([r for r in self.admitted[tenant] if self.promised[r.request_id] == r.promise]) / self.came[tenant]
 
     def kept(self) -> float:
         """Of the first tokens that were promised, those in time."""
         self.run.drain()
-        requests = [request for those in self.admitted.values() for request in those]
-        in_time = [
-            self.run.times[r.request_id][0] - self.at[r.request_id] <= r.promise.ttft_s for r in requests if r.promise
-        ]
+        in_time = [self.run.times[name][0] - self.at[name] <= promise.ttft_s for name, promise in self.promised.items()]
         return sum(in_time) / len(in_time)
 
     @property
@@ -95,10 +93,15 @@ def serve(loads: list[Load], seed: int = 0, seconds: float = 120, mode: OnInfeas
         except RequestRefused:
             continue
         served.admitted[request.tenant].append(request)
-        served.at[name] = run.now
+        sequence = run.scheduler.sequence(name)
+        assert sequence is not None
+        served.at[name], served.promised[name] = run.now, sequence.promise
     return served
 
 
 class Blind(Shares):
-    def came(self, newcomer: object, now: float) -> bool:
+    """Sees nobody but who is there."""
+
+    def came(self, newcomer: Sequence, now: float) -> bool:
+        super().came(newcomer, now)
         return False
