@@ -88,7 +88,7 @@ class Gate:
         Raises RequestRefused (`slo_infeasible`) where such requests are rejected. Leaves the forecast on the sequence.
         """
         newcomer.predicted_ttft_s = ttft = forecast.ttft_s
-        asked, harms, crowd = newcomer.promise, False, None
+        asked, harms, among_others = newcomer.promise, False, False
         self.caution.look(now, quiet=not there.tokens_to_compute)
         tpot = self._streams.cost.predict(forecast.shared)
         if self.divides:
@@ -96,18 +96,18 @@ class Gate:
             harms = self._harms(newcomer, forecast, there, now)
             ttft = _behind_all(newcomer, forecast, there) if harms else forecast.ttft_s
         kept = ttft <= asked.ttft_s and tpot <= asked.tpot_s
-        shared = self.divides and self._shares.came(newcomer, now)
+        outlook = self._outlook(newcomer, forecast, kept)
+        if self.divides:
+            among_others = self._shares.came(newcomer, outlook, now)
         if self._on_infeasible == "reject" and (harms or not kept):
             raise _refusal(asked, ttft, tpot, self._is_hopeless(newcomer))
-        if shared:
-            crowd = self._crowd(newcomer, self._outlook(newcomer, forecast, kept), queue(), now)
-        elif self.divides:
-            self._shares.let_in(newcomer, self._outlook(newcomer, forecast, kept), now)
-        if crowd is not None:
+        if among_others and (crowd := self._crowd(newcomer, outlook, queue(), now)) is not None:
             if self._on_infeasible == "reject":
                 raise _crowded(crowd)
             ttft = max(ttft, newcomer.request.age_s + crowd.part_s + _way_back(newcomer))
             kept = kept and ttft <= asked.ttft_s
+        if self.divides:
+            self._shares.let_in(newcomer, outlook, now)
         if kept:
             return None
         if self._on_infeasible == "relax":

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -112,11 +111,12 @@ class Shares:
         self._free_at = -math.inf
         """Until then all together have taken the machine every second moment."""
 
-    def came(self, newcomer: Sequence, now: float) -> bool:
+    def came(self, newcomer: Sequence, outlook: Outlook, now: float) -> bool:
         """Whoever comes is noted, whatever becomes of it. Whether others came lately."""
         name = newcomer.request.tenant
         visitor = self._visitors.setdefault(name, Visitor())
         visitor.asked.appendleft(Asked(newcomer.request, newcomer.promise, newcomer.reusable, now))
+        visitor.asks_for(outlook.takes_s, now)
         self._visitors.move_to_end(name)
         while len(self._visitors) > MOST_TENANTS or next(iter(self._visitors.values())).asked[0].at < now - LATELY_S:
             self._visitors.popitem(last=False)
@@ -125,7 +125,6 @@ class Shares:
     def crowd(self, newcomer: Sequence, outlook: Outlook, queue: Queue, terms: Terms, now: float) -> Crowd | None:
         """None where it is let in, as far as other tenants are concerned. One that is not `kept` is told what its part
         of the machine would do for it."""
-        self._visitors[newcomer.request.tenant].asks_for(outlook.takes_s, now)
         if not outlook.kept:
             return self._crowd(newcomer, outlook, queue, 0.0)
         if not self._has_part_left(newcomer, queue, terms, now):
@@ -134,7 +133,6 @@ class Shares:
             wanting, never = self._without_room(newcomer, queue, terms, now)
             if wanting or (never and self._free_at > now):
                 return self._crowd(newcomer, outlook, queue, 0.0 if wanting else self._free_at - now)
-        self.let_in(newcomer, outlook, now)
         return None
 
     def let_in(self, newcomer: Sequence, outlook: Outlook, now: float) -> None:
