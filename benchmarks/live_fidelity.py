@@ -3,11 +3,12 @@
     python benchmarks/live_fidelity.py [--seconds S] [--runs N] [--rate R] [--policy P] [--ttft-ms MS] [--tpot-ms MS]
 
 One engine in this process, without HTTP, serves a mixed load, chats with a long prompt now and then, N times over; each
-time with new prompts of the same lengths at the same moments. Then the simulator serves it, by the coefficients that
-the engine measured when it started. `corrected` is the simulator by coefficients times what iterations of the live runs
-took over their prediction (the median): how far the machine was another one than when it was measured. A row has
-median TTFT, P99 of the time between tokens, tokens a second, and the share of requests that kept their promise; all
-rows but the first have their ratios to it.
+time with new prompts of the same lengths at the same moments. Then the simulator serves it: `at the start`, by the
+coefficients that the engine measured when it started, on a machine that did nothing else; `as it served`, by
+coefficients that are fitted in the same way to the iterations of the first live run, with their scatter: how far the
+machine was another one than when it was measured. A row has median TTFT, P99 of the time between tokens, tokens a
+second, and the share of requests that kept their promise; all rows but the first have their ratios to the last live
+run, which the first one's coefficients have seen nothing of.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ import json
 import math
 import statistics
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from cluster.config import EngineConfig
 from cluster.local import LocalEngine
 from cluster.loop import IterationRecord
-from cluster.simulated.cluster import simulate
+from cluster.simulated.cluster import EXACT, Noise, simulate
 from cluster.simulated.machine import Machine
 from cluster.simulated.seen import SeenRequest, quantile_of
 from cluster.workloads import OpenLoop, PlannedRequest, RandomPrompt, poisson
-from scheduler.costmodel import CostModel
+from scheduler.costmodel import Coefficients, Sample, fit
 from scheduler.request import Request
-from scheduler.roofline import Features
 from scheduler.slo import Promise
 
 LONG_EVERY = 8
 """One prompt in so many is long."""
+OUTLIER = 3.0
 Row = dict[str, Any]
 
 
@@ -85,19 +86,21 @@ async def live(engine: LocalEngine, promise: Promise, load: OpenLoop, run: int) 
     return list(await asyncio.gather(*(serve(number, planned) for number, planned in enumerate(load.requests))))
 
 
-def simulated(config: EngineConfig, machine: Machine, load: OpenLoop) -> list[SeenRequest]:
-    return [request for request in simulate(config, machine, load).requests if request.tokens]
+def simulated(config: EngineConfig, machine: Machine, load: OpenLoop, noise: Noise) -> list[SeenRequest]:
+    return [request for request in simulate(config, machine, load, noise).requests if request.tokens]
 
 
-@dataclass(frozen=True, slots=True)
-class Corrected:
-    """A cost model whose iterations all take `times` as long."""
-
-    cost: CostModel
-    times: float
-
-    def predict(self, f: Features) -> float:
-        return self.cost.predict(f) * self.times
+def served_as(samples: list[Sample]) -> tuple[Coefficients, Noise]:
+    """What iterations cost while they served, and how they scatter: by half of the distance between the 16th and the
+    84th percentile, as a normal distribution has it. What takes OUTLIER times the median of its ratio or more is left
+    out of the fit: of an interruption the coefficients know nothing."""
+    first = fit(samples)
+    usual = statistics.median(sample.seconds / first.predict(sample.features) for sample in samples)
+    kept = [sample for sample in samples if sample.seconds < OUTLIER * usual * first.predict(sample.features)]
+    cost = fit(kept)
+    errors = sorted(math.log(sample.seconds / cost.predict(sample.features)) for sample in samples)
+    low, high = (errors[int(share * (len(errors) - 1))] for share in (0.16, 0.84))
+    return cost, Noise((high - low) / 2)
 
 
 async def measure(options: argparse.Namespace) -> list[Row]:
@@ -106,10 +109,11 @@ async def measure(options: argparse.Namespace) -> list[Row]:
     engine = await LocalEngine.start(config)
     try:
         assert engine.tuning is not None  # it was measured: nothing says otherwise
-        base, ratios, rows = engine.tuning.cost.base, list[float](), list[Row]()
+        base, samples, rows = engine.tuning.cost.base, list[Sample](), list[Row]()
 
         def note(record: IterationRecord) -> None:
-            ratios.append(record.actual_s / sum(map(base.predict, record.features)))
+            if not rows and len(record.features) == 1:
+                samples.append(Sample(record.features[0], record.actual_s))
 
         engine.observers.append(note)
         for run in range(options.runs):
@@ -117,24 +121,23 @@ async def measure(options: argparse.Namespace) -> list[Row]:
             rows.append(row(f"live {run + 1}", await live(engine, promise, load, run)))
     finally:
         await engine.close()
-    machine = Machine(base, replace(engine.info, swap_blocks=0))
-    factor = statistics.median(ratios)
-    for name, cost in (("simulated", base), (f"corrected x {factor:.2f}", Corrected(base, factor))):
-        served = await asyncio.to_thread(simulated, config, replace(machine, cost=cost), load)
-        rows.append(row(name, served))
-    return [rows[0], *({**of, "over the first": _ratios(of, rows[0])} for of in rows[1:])]
+    machine, measured = Machine(base, replace(engine.info, swap_blocks=0)), rows[-1]
+    for name, (cost, noise) in {"at the start": (base, EXACT), "as it served": served_as(samples)}.items():
+        served = await asyncio.to_thread(simulated, config, replace(machine, cost=cost), load, noise)
+        rows.append(row(f"simulated, {name}", served))
+    return [{**of, **({} if of is measured else {"over the last": _ratios(of, measured)})} for of in rows]
 
 
-def _ratios(of: Row, first: Row) -> Row:
+def _ratios(of: Row, measured: Row) -> Row:
     names = ("P50 TTFT ms", "P99 ITL ms", "tokens/s", "attainment")
-    return {name: round(of[name] / first[name], 3) if first[name] else math.nan for name in names}
+    return {name: round(of[name] / measured[name], 3) if measured[name] else math.nan for name in names}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300.0, help="of arrivals")
     parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=0.5, help="requests a second")
+    parser.add_argument("--rate", type=float, default=1.5, help="requests a second")
     parser.add_argument("--policy", default="slo")
     parser.add_argument("--ttft-ms", type=float, default=4000.0)
     parser.add_argument("--tpot-ms", type=float, default=250.0)

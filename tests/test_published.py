@@ -9,10 +9,11 @@ import sys
 from array import array
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from benchmarks.live_fidelity import Corrected, mixed, row
+from benchmarks.live_fidelity import mixed, row, served_as
 from benchmarks.publications.bound import COST, fits, highest, sustained
 from benchmarks.publications.classes import EachClass, in_time, kept_by_class
 from benchmarks.publications.distserve import MOST_TOGETHER, OPT_13B, OPT_13B_COST, PromptsFirst
@@ -26,6 +27,7 @@ from benchmarks.scaling import actor, costs, one
 from cluster.config import EngineConfig
 from cluster.simulated.seen import SeenIterations, SeenRequest, Simulation
 from cluster.workloads import OpenLoop, PlannedRequest, RandomPrompt, TraceRow
+from scheduler.costmodel import Coefficients, Sample
 from scheduler.roofline import Features
 from scheduler.slo import Promise
 
@@ -156,6 +158,16 @@ def test_figures_of_a_live_run_by_hand() -> None:
     assert (found["tokens/s"], found["attainment"]) == (2, 0.5)
 
 
-def test_a_corrected_model_is_as_many_times_slower() -> None:
-    f = Features(decodes=1, decode_context=5)
-    assert Corrected(OPT_13B_COST, 1.5).predict(f) == pytest.approx(1.5 * OPT_13B_COST.predict(f))
+def test_what_served_iterations_cost_and_how_they_scatter() -> None:
+    """Of a machine that is known, with noise that is known, and an interruption now and then."""
+    truth = Coefficients(2e-3, 2e-2, 4e-4, 1e-6, 2e-7, 1e-4, 1.5)
+    source, samples = Random(7), []
+    for number in range(400):
+        f = Features(decodes=1 + number % 9, decode_context=200 * (1 + number % 9))
+        f = f.with_chunk(0, 16 + 37 * (number % 11)) if number % 3 == 0 else f
+        factor = 10.0 if number % 50 == 0 else source.lognormvariate(0, 0.1)
+        samples.append(Sample(f, truth.predict(f) * factor))
+    cost, noise = served_as(samples)
+    errors = [abs(cost.predict(s.features) / truth.predict(s.features) - 1) for s in samples]
+    assert max(errors) < 0.1
+    assert noise.sigma == pytest.approx(0.1, rel=0.25)
