@@ -63,6 +63,11 @@ def _transformers(environment: Path, port: int, folder: Path, gguf: Path) -> lis
     return [str(environment / "bin/transformers"), "serve", str(folder), "--host", "127.0.0.1", *options]
 
 
+def _openvino(environment: Path, port: int, folder: Path, gguf: Path) -> list[str]:
+    script = Path(__file__).with_name("openvino_server.py")
+    return [str(environment / "bin/python"), str(script), str(folder), str(port), str(gguf.parent / "openvino")]
+
+
 _VLLM = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -75,6 +80,7 @@ PEERS = {
         Peer("llama.cpp", _llama, {}),
         Peer("vllm", _vllm, _VLLM),
         Peer("transformers", _transformers, {}, names_model=True),
+        Peer("openvino", _openvino, {}),
     )
 }
 
