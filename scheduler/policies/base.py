@@ -23,10 +23,12 @@ class Draft:
 
 
 class Mix(NamedTuple):
-    """What shares a forward: one token of each of the `decodes`, then the chunks of prompts."""
+    """What shares a forward: one token of each of the `decodes`, then the chunks of prompts. `known` is what it costs
+    by, where a policy has worked that out already."""
 
     decodes: Seq[Sequence] = ()
     chunks: Seq[Draft] = ()
+    known: Features | None = None
 
     @property
     def empty(self) -> bool:
@@ -35,9 +37,11 @@ class Mix(NamedTuple):
     @property
     def features(self) -> Features:
         """What it costs by, before it is booked as computed."""
+        if self.known is not None:
+            return self.known
         streams, decodes = self.decodes, len(self.decodes)
-        known = streams.context if isinstance(streams, Streams) else sum([sequence.computed for sequence in streams])
-        features = Features(0, decodes, known + decodes)
+        read = streams.context if isinstance(streams, Streams) else sum([sequence.computed for sequence in streams])
+        features = Features(0, decodes, read + decodes)
         for draft in self.chunks:
             features = features.with_chunk(draft.sequence.computed, draft.count)
         return features

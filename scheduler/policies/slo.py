@@ -62,9 +62,19 @@ class SloBudget:
 
     def decide(self, batch: Batch) -> Decision:
         """Prompt tokens for the batch's prefills in the order given; at most the cap, and never negative."""
-        if not batch.prefills:
-            return NOTHING_WANTED
-        decision = self._largest_in_time(batch)
+        return self.compose(batch)[0] if batch.prefills else NOTHING_WANTED
+
+    def compose(self, batch: Batch) -> tuple[Decision, Mix]:
+        """The decision about a batch that has prefills, and the iteration that comes of it."""
+        decodes = Mix(batch.decodes).features
+        wanted = sum([sequence.prefill_remaining for sequence in batch.prefills])
+        sharing = Sharing(batch.prefills, min(self.settings.max_batched_tokens, wanted), decodes)
+        decision = self._at_least_some(self._largest_in_time(batch, sharing, wanted, decodes))
+        budget = decision.token_budget
+        return decision, Mix(batch.decodes, sharing.chunks(budget), sharing.of(budget).features)
+
+    def _at_least_some(self, decision: Decision) -> Decision:
+        """Prompts get on sooner or later, whatever was promised to streams."""
         if decision.token_budget == 0:
             self._iterations_without_prefill += 1
             if self._iterations_without_prefill >= self.settings.patience:
@@ -74,12 +84,9 @@ class SloBudget:
             self._iterations_without_prefill = 0
         return decision
 
-    def _largest_in_time(self, batch: Batch) -> Decision:
-        wanted = sum([sequence.prefill_remaining for sequence in batch.prefills])
+    def _largest_in_time(self, batch: Batch, sharing: Sharing, wanted: int, decodes: Features) -> Decision:
         cap = min(self.settings.max_batched_tokens, wanted)
-        decodes = Mix(batch.decodes).features
         allowance, allowed, tightest = self._allowance(batch, self.cost.predict(decodes))
-        sharing = Sharing(batch.prefills, cap, decodes)
 
         def first_token_in(sequence: Sequence) -> float:
             """Seconds until it is due, if this iteration could bring it in time with no other prompt; or no bound."""
@@ -89,6 +96,7 @@ class SloBudget:
 
         line_due = list(accumulate(map(first_token_in, sharing.completable), min, initial=math.inf))
         aside_due = math.inf if sharing.aside is None else first_token_in(sharing.aside)
+        misses: dict[int, str] = {}
 
         def late(tokens: int) -> str:
             """Which deadline an iteration with so many prompt tokens would miss; none: empty."""
@@ -102,10 +110,14 @@ class SloBudget:
             due = min(line_due[share.completed], aside_due if share.completes_aside else math.inf)
             return "first_token" if ends > due else ""
 
-        fits = largest(lambda tokens: not late(tokens), cap, guess=self._tokens - decodes.decodes)
+        def in_time(tokens: int) -> bool:
+            misses[tokens] = missed = late(tokens)
+            return not missed
+
+        fits = largest(in_time, cap, guess=self._tokens - decodes.decodes)
         bound = "prompts" if cap == wanted else "cap"
         if fits < cap:
-            bound, self._tokens = late(fits + 1), fits + decodes.decodes
+            bound, self._tokens = misses[fits + 1], fits + decodes.decodes
         return Decision(self._whole_tiles(fits, len(batch.decodes)), bound, allowed, tightest)
 
     def _allowance(self, batch: Batch, plain: float) -> tuple[Allowance, float | None, str | None]:
@@ -154,9 +166,7 @@ class SloPolicy:
             self.decision = NOTHING_WANTED
             return [Mix(batch.decodes)] if batch.decodes else []
         ordered = Batch(self._by_deadline(batch), batch.decodes, batch.now)
-        self.decision = self.budget.decide(ordered)
-        budget = self.decision.token_budget
-        fused = Mix(batch.decodes, Sharing(ordered.prefills, budget, Features()).chunks(budget))
+        self.decision, fused = self.budget.compose(ordered)
         self.pace.learn(fused, self.decision)
         return [] if fused.empty else [fused]
 
