@@ -55,7 +55,7 @@ def _check_lengths(request: Request, limits: Limits) -> None:
 
 
 def _check_tokens(request: Request, limits: Limits) -> None:
-    tokens = (*request.prompt, *request.produced)
+    tokens = request.prompt + request.produced
     if all(0 <= token < limits.vocab_size for token in set(tokens)):
         return
     token = next(token for token in tokens if not 0 <= token < limits.vocab_size)

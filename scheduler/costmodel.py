@@ -147,7 +147,8 @@ class Allowance:
 
     def of(self, predicted_s: float) -> float:
         """Seconds that it is within."""
-        return self.behind * min(predicted_s * self.ratio, predicted_s + self.excess_s)
+        longer, later = predicted_s * self.ratio, predicted_s + self.excess_s
+        return self.behind * (longer if longer < later else later)
 
 
 class OnlineCostModel:

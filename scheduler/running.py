@@ -13,8 +13,11 @@ from operator import attrgetter
 from scheduler.budget import Batch
 from scheduler.line import Line
 from scheduler.request import Sequence
-from scheduler.slo import LONGEST_PROMISE_S
+from scheduler.slo import LONGEST_PROMISE_S, Promise
 
+ROUNDING_S = 1e-6
+"""Moments that are closer than this may be in either order."""
+MOST_DUE_FIRST = 8
 _order = attrgetter("order")
 
 
@@ -34,37 +37,43 @@ class Streams(list[Sequence]):
         self._at: dict[int, list[Sequence]] = {}
         """By how many tokens its last block would have, if it had not taken the steps."""
         self._slots: tuple[int, ...] | None = None
-        self._paces: dict[float, int] = {}
+        self._promises: dict[Promise, int] = {}
+        self._due_first: list[Sequence] | None = None
 
     def join(self, sequence: Sequence) -> None:
-        left, pace = sequence.final_length - 1 - sequence.computed, sequence.promise.pace_s
+        left, promise = sequence.final_length - 1 - sequence.computed, sequence.promise
         self._lasts = min(self._lasts, left) if self else left
         insort(self, sequence, key=_order)
         self._slots = None
         self.context += sequence.computed
         self._at.setdefault(self._offset(sequence), []).append(sequence)
-        self._paces[pace] = self._paces.get(pace, 0) + 1
+        self._promises[promise] = self._promises.get(promise, 0) + 1
+        if self._due_first is not None:
+            self._due_first.append(sequence)
 
     def leave(self, sequence: Sequence, place: int) -> None:
         del self[place]
         self._slots = None
         self.context -= sequence.computed
-        offset, pace = self._offset(sequence), sequence.promise.pace_s
+        offset, promise = self._offset(sequence), sequence.promise
         alike = [other for other in self._at[offset] if other is not sequence]
         if alike:
             self._at[offset] = alike
         else:
             del self._at[offset]
-        self._paces[pace] -= 1
-        if not self._paces[pace]:
-            del self._paces[pace]
+        self._promises[promise] -= 1
+        if not self._promises[promise]:
+            del self._promises[promise]
+        if self._due_first is not None and sequence in self._due_first:
+            self._due_first = None
 
     def start_over(self) -> None:
         """Nobody is here."""
         self.clear()
         self.context, self._slots = 0, None
         self._at.clear()
-        self._paces.clear()
+        self._promises.clear()
+        self._due_first = None
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -75,7 +84,27 @@ class Streams(list[Sequence]):
     @property
     def pace_s(self) -> float:
         """Of the tightest; that of the longest promise where there are none."""
-        return min(self._paces, default=LONGEST_PROMISE_S)
+        return min([promise.pace_s for promise in self._promises], default=LONGEST_PROMISE_S)
+
+    @property
+    def due_first(self) -> Seq[Sequence]:
+        """Those among whom is the one whose next token is due first. Where all have one promise it stays the same one
+        as they go on, until it leaves or one joins; otherwise it may be any."""
+        if len(self._promises) != 1 or next(iter(self._promises)).tbt_s is not None:
+            return self
+        if self._due_first is None or len(self._due_first) > MOST_DUE_FIRST:
+            self._due_first = self._earliest()
+        return self if self._due_first is None else self._due_first
+
+    def _earliest(self) -> list[Sequence] | None:
+        """None where some have no token yet."""
+        firsts = [sequence.first_token_at for sequence in self if sequence.first_token_at is not None]
+        if len(firsts) < len(self):
+            return None
+        pace = self[0].promise.tpot_s
+        due = [first + (s.computed - s.given) * pace for first, s in zip(firsts, self, strict=True)]
+        at_the_latest = min(due) + ROUNDING_S
+        return [sequence for sequence, at in zip(self, due, strict=True) if at <= at_the_latest]
 
     @property
     def entering(self) -> Seq[Sequence]:
@@ -167,6 +196,9 @@ class Running(Line):
         kept = [self.prompts, self.streams, self.ending]
         if kept != [prompts, streams, ending] or self.streams.context != sum([s.computed for s in streams]):
             raise ValueError("prompts and streams are not kept as they are")
+        due_first, due = ([s.next_token_due() for s in those] for those in (self.streams.due_first, self.streams))
+        if min(due_first, default=0.0) != min(due, default=0.0):
+            raise ValueError("another stream is due first")
 
     def _sort_in(self, sequence: Sequence) -> None:
         """As a sequence's properties `prefilling` and `decodable` have it."""

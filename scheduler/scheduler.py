@@ -64,6 +64,7 @@ class Scheduler:
         census: Census | None = None,
     ) -> None:
         self.config = config
+        self._limits = config.limits
         self.policy = policy
         self.pool = BlockPool(config.num_blocks, config.block_size, directory)
         self._sequences = Roll(Census() if census is None else census)
@@ -101,7 +102,7 @@ class Scheduler:
         """
         if request.request_id in self._sequences:
             raise RequestRefused("duplicate_request", f"request {request.request_id!r} is running already")
-        check_request(request, self.config.limits)
+        check_request(request, self._limits)
         if not again:
             check_queue(request, self._waiting, self.config)
         sequence = self.intake.newcomer(request, now)

@@ -23,6 +23,7 @@ from scheduler.policies.pace import Pace
 from scheduler.policies.sharing import Sharing
 from scheduler.request import Sequence
 from scheduler.roofline import Features
+from scheduler.running import Streams
 from scheduler.search import largest
 
 DELIVERY_SHARE = 0.05
@@ -128,11 +129,14 @@ class SloBudget:
         iteration without them does end in time, or the median.
         """
         delivery = self.settings.delivery_s
-        left = seconds_left(batch.decodes, batch.now, delivery)
+        streams = batch.decodes.due_first if isinstance(batch.decodes, Streams) else batch.decodes
+        left = seconds_left(streams, batch.now, delivery)
         for quantile in (self.settings.quantile, *QUANTILES_BELOW):
             allowance = self.cost.allowance(min(quantile, self.settings.quantile))
             within = allowance.of(plain)
-            allowed, tightest = tightest_stream(batch.decodes, left, within, delivery)
+            if len(streams) < len(batch.decodes) and min(left) < within:  # who is late, only asking each can tell
+                streams, left = batch.decodes, seconds_left(batch.decodes, batch.now, delivery)
+            allowed, tightest = tightest_stream(streams, left, within, delivery)
             if allowed is None or within <= allowed:
                 break
         return allowance, allowed, tightest
