@@ -170,7 +170,7 @@ class IterationLoop:
             self._tell_progress()
             self._tell_step()
             await self._wake.wait()
-            self._wake.clear()  # only here: whoever was heard meanwhile costs one turn in vain
+        self._wake.clear()
 
     def _launch(self) -> None:
         while len(self._under_way) < self._overlap:
