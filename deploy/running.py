@@ -48,8 +48,8 @@ class Address:
 
     @property
     def url(self) -> str:
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"http://{host}:{self.port}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
 class Server:
@@ -192,7 +192,7 @@ def _start_ray(life: Lifetime, listening: Address, address: str | None) -> None:
             # A cluster of this command's own, whatever RAY_ADDRESS says and whoever else runs one on this machine.
             os.environ.pop("RAY_ADDRESS", None)
             os.environ.setdefault(VARIABLE, IMPORT_PATH)
-            if haproxy := find_haproxy(listening.host):
+            if haproxy := find_haproxy(listening.host, life.directory):
                 life.on_close(use_haproxy(haproxy, life.directory, check_port(listening.host, 0)))
             start_ray(_temp_dir=str(life.directory))
         else:

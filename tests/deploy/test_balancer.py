@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig,
 from ray.serve.config import HTTPOptions
 
 from deploy.balancer import HEAD_BYTES, _write_pages, bounded, find_haproxy
+from deploy.running import Address
 from tests.deploy.test_cli import Server, descendants, temporary
 from tests.deploy.test_hostile import connect, head, open_all
 from tests.deploy.wire import error_of, events, finishes
@@ -31,10 +33,14 @@ HELLO: dict[str, Any] = {"model": NAME, "prompt": "Hello", "temperature": 0, "ig
 
 @pytest.fixture
 def written(tmp_path: Path) -> str:
-    """What Ray writes for one application on a loopback address."""
+    return as_ray_writes(tmp_path, "127.0.0.1")
+
+
+def as_ray_writes(tmp_path: Path, host: str) -> str:
+    """For one application on that address."""
     replica = ServerConfig(name="replica", host="127.0.0.1", port=30000)
     backend = BackendConfig(name="http-app", path_prefix="/", app_name="app", servers=[replica])
-    options = HTTPOptions(host="127.0.0.1", port=8123)
+    options = HTTPOptions(host=host, port=8123)
     api = HAProxyApi(
         HAProxyConfig(http_options=options, socket_path=str(tmp_path / "s"), has_received_routes=True, is_head=True),
         {"http-app": backend},
@@ -44,6 +50,13 @@ def written(tmp_path: Path) -> str:
     return (tmp_path / "c").read_text()
 
 
+def test_no_haproxy_where_no_file_may_be_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /tmp is mounted on some machines: Serve's own proxy does without."""
+    assert find_haproxy("127.0.0.1", tmp_path) is not None
+    monkeypatch.setattr(os, "statvfs", lambda directory: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    assert find_haproxy("127.0.0.1", tmp_path) is None
+
+
 def test_what_ray_writes_is_bounded_and_haproxy_takes_it(written: str, tmp_path: Path) -> None:
     _write_pages(tmp_path)
     lines = list(bounded(written, tmp_path))
@@ -51,12 +64,44 @@ def test_what_ray_writes_is_bounded_and_haproxy_takes_it(written: str, tmp_path:
     assert binds == [["127.0.0.1:8123", "tcp-ut", "60s"]], "and no port of statistics, which would be open to all"
     assert [line.split()[4] for line in lines if "stats socket" in line] == ["600"]
     assert not [line for line in lines if line.split()[:1] == ["log"]]
+    assert "    option http-ignore-probes" in lines, "no 408 waits for who asks late"
     (tmp_path / "c").write_text("\n".join([*lines, ""]))
-    binary = find_haproxy("127.0.0.1")
+    binary = find_haproxy("127.0.0.1", tmp_path)
     assert binary is not None
     checked = subprocess.run([binary, "-c", "-f", str(tmp_path / "c")], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
     assert list(bounded("\n".join(lines), tmp_path)).count("    option clitcpka") == 2, "Ray writes it anew each time"
+
+
+@pytest.mark.parametrize(
+    ("host", "found_at"),
+    [
+        ("127.0.0.1", "127.0.0.1:30000"),
+        ("localhost", "127.0.0.1:30000"),
+        ("0.0.0.0", "127.0.0.1:30000"),
+        ("192.0.2.7", "192.0.2.7:30000"),
+        ("::1", "::1:30000"),
+    ],
+)
+def test_replicas_are_looked_for_where_they_listen(tmp_path: Path, host: str, found_at: str) -> None:
+    """They listen on the address that the server was told; Ray has HAProxy look for all of its machine on loopback."""
+    written = as_ray_writes(tmp_path, host)
+    assert [line.split()[2] for line in bounded(written, tmp_path) if line.split()[:1] == ["server"]] == [found_at]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:8"), ("::", "http://[::1]:8"), ("::1", "http://[::1]:8"), ("h", "http://h:8")],
+)
+def test_where_a_client_of_this_machine_finds_a_server(host: str, url: str) -> None:
+    assert Address(host, 8).url == url
+
+
+def test_who_is_gone_without_a_word_is_noticed(written: str, tmp_path: Path) -> None:
+    """Also while there is nothing to be sent: HAProxy asks the other side, sooner than the system would by itself."""
+    lines = [line.split() for line in bounded(written, tmp_path)]
+    often = {name: seconds for name, *rest in filter(None, lines) for seconds in rest if name.startswith("clitcpka-")}
+    assert often == {"clitcpka-idle": "15s", "clitcpka-intvl": "15s", "clitcpka-cnt": "3"}
 
 
 def test_a_configuration_that_is_not_known_is_not_served(tmp_path: Path) -> None:
