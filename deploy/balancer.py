@@ -26,6 +26,8 @@ PROBED_EVERY_S = 15
 """While nothing is sent to it: an answer that is not streamed may be minutes away."""
 LONGEST_STREAM_S = 86_400
 """HAProxy goes on with what it serves when another has taken its place because replicas came or went; then it ends."""
+MISSED_AFTER_S = 6
+"""Ray starts a HAProxy anew that it has asked in vain three times."""
 MOST_CONNECTIONS = 16_000
 FILES_A_CONNECTION, FILES_APART = 2.5, 256
 """That HAProxy has open: for each connection its own, the replica's, and of a pipe every fourth has; and others."""
@@ -34,6 +36,10 @@ _SECTION = re.compile(r"^(global|defaults|frontend|backend|listen)\b")
 _LEFT_OUT = ("frontend prometheus", "listen stats")
 """Ports on all addresses, of what `/metrics` of the API and Serve's own status tell."""
 _FRONTEND = "frontend http_frontend"
+_NO_BACKEND = "backend default_backend"
+"""Where requests go that no application takes. While there is none yet, as after HAProxy was started anew, no answer is
+to say that there is no such path: clients do not try that again."""
+_ROUTED = re.compile(r"^\s*use_backend\b", re.MULTILINE)
 _REACHED_LOCALLY = ("", "*", "localhost")
 _LOCAL = re.compile(r" (?:127\.0\.0\.1|::1|localhost):(?=\d+ )")
 """Where Ray has HAProxy look for replicas of its own machine, though they listen on the address of the frontend."""
@@ -90,6 +96,7 @@ def use_haproxy(binary: str, directory: Path, proxy_port: int) -> Callable[[], N
         "RAY_SERVE_HAPROXY_MAXCONN": str(_most_connections()),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(MISSED_AFTER_S / 3),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     }
@@ -142,6 +149,8 @@ def bounded(configuration: str, files: Path) -> Iterator[str]:
         elif section == _FRONTEND and words[:1] == ["bind"]:
             host = words[1].rpartition(":")[0]
             line = f"{line} tcp-ut {SILENCE_S}s"
+        elif section == _NO_BACKEND and words[:2] == ["http-request", "return"] and not _ROUTED.search(configuration):
+            line = "    http-request return status 503 default-errorfiles"
         elif host not in _REACHED_LOCALLY and words[:1] == ["server"]:
             line = _LOCAL.sub(f" {host}:", line, count=1)
         yield line

@@ -8,7 +8,9 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,8 @@ import pytest_asyncio
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions
 
-from deploy.balancer import HEAD_BYTES, _write_pages, bounded, find_haproxy
+from deploy.balancer import HEAD_BYTES, _write_pages, bounded, find_haproxy, use_haproxy
+from deploy.ports import check_port
 from deploy.running import Address
 from tests.deploy.test_cli import Server, descendants, temporary
 from tests.deploy.test_hostile import connect, head, open_all
@@ -36,14 +39,14 @@ def written(tmp_path: Path) -> str:
     return as_ray_writes(tmp_path, "127.0.0.1")
 
 
-def as_ray_writes(tmp_path: Path, host: str) -> str:
-    """For one application on that address."""
+def as_ray_writes(tmp_path: Path, host: str, port: int = 8123, applications: int = 1) -> str:
+    """For one application, or none yet, on that address."""
     replica = ServerConfig(name="replica", host="127.0.0.1", port=30000)
     backend = BackendConfig(name="http-app", path_prefix="/", app_name="app", servers=[replica])
-    options = HTTPOptions(host=host, port=8123)
+    options = HTTPOptions(host=host, port=port)
     api = HAProxyApi(
         HAProxyConfig(http_options=options, socket_path=str(tmp_path / "s"), has_received_routes=True, is_head=True),
-        {"http-app": backend},
+        {"http-app": backend} if applications else {},
         str(tmp_path / "c"),
     )
     api._generate_config_file_internal()
@@ -107,6 +110,39 @@ def test_who_is_gone_without_a_word_is_noticed(written: str, tmp_path: Path) -> 
 def test_a_configuration_that_is_not_known_is_not_served(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="http_frontend"):
         list(bounded("global\ndefaults\nfrontend another\n    bind *:8000\n", tmp_path))
+
+
+def test_nobody_is_told_that_there_is_no_such_path_while_there_is_no_application(tmp_path: Path) -> None:
+    """As after HAProxy was started anew: 503 is tried again, 404 is not."""
+    port = check_port("127.0.0.1", 0)
+    as_ray_writes(tmp_path, "127.0.0.1", port, applications=0)
+    binary = find_haproxy("127.0.0.1", tmp_path)
+    assert binary is not None
+    use_haproxy(binary, tmp_path, 1)()
+    with started(tmp_path / "haproxy", "-db", "-f", tmp_path / "c"):
+        until_answered(port)
+        answer = httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False)
+    error_of(answer, 503)
+    assert answer.headers["retry-after"] == "1"
+
+
+@contextmanager
+def started(*command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until_answered(port: int) -> None:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        with suppress(httpx.HTTPError):
+            assert httpx.get(f"http://127.0.0.1:{port}/-/routes", trust_env=False).status_code == 200
+            return
+        time.sleep(0.05)
+    raise AssertionError("nobody answers")
 
 
 @pytest.fixture(scope="module")
