@@ -11,6 +11,8 @@ FORGOTTEN_S = 5.0
 """Without a prompt there, until half of it is forgotten: what made first tokens late is over."""
 LEAST, MOST = 1.4, 3.0
 """Forecasts are of the average: of those that are just in time by them, about half are late."""
+OWN, OWN_S = 1.05, 0.1
+"""Of a long prompt's own iterations, which others are not part of, so much is enough: a factor, and seconds."""
 
 
 class Caution:
@@ -29,6 +31,11 @@ class Caution:
     def factor(self) -> float:
         return LEAST * math.exp(self._log)
 
+    def of(self, seconds: float, own_s: float) -> float:
+        """Of what was forecast, that a newcomer's own prompt takes `own_s` of where nobody else is there."""
+        own_s = min(own_s, seconds)
+        return self.factor / LEAST * (own(own_s) + LEAST * (seconds - own_s))
+
     def learn(self, kept: bool, now: float) -> None:
         moved = self._log + (-STEP * MISSED if kept else STEP * (1 - MISSED))
         self._log = min(max(0.0, moved), math.log(MOST / LEAST))
@@ -40,3 +47,8 @@ class Caution:
         if quiet:
             self._log *= 0.5 ** (max(0.0, now - self._known_at) / FORGOTTEN_S)
         self._known_at = max(now, self._known_at)
+
+
+def own(seconds: float) -> float:
+    """That a prompt is given for iterations of which nobody else is part, where nothing else was learned."""
+    return min(LEAST * seconds, OWN * seconds + OWN_S)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from scheduler.caution import LEAST, Caution
+from scheduler.caution import Caution, own
 from scheduler.costmodel import CostModel, OnlineCostModel
 from scheduler.entrance import makes_way
 from scheduler.errors import RequestRefused
@@ -131,11 +131,15 @@ class Gate:
 
     def _is_hopeless(self, newcomer: Sequence) -> bool:
         """Whether it would be refused if nobody else were there, on a machine that is no slower than it was."""
-        tokens, alone = newcomer.length - newcomer.reusable, Features(0, 1, newcomer.length)
-        chunk = min(tokens, self._solver.cap)
-        whole = _at_best(self._solver.cost, Features().with_chunk(newcomer.length // 2, chunk))
-        late = LEAST * whole * tokens / chunk > newcomer.promise.ttft_s
+        late = own(self._alone_s(newcomer)) > newcomer.promise.ttft_s
+        alone = Features(0, 1, newcomer.length)
         return late or _at_best(self._streams.cost, alone) > newcomer.promise.tpot_s
+
+    def _alone_s(self, newcomer: Sequence) -> float:
+        """Seconds of its prompt on a machine that does nothing else, and is no slower than it was."""
+        tokens = newcomer.length - newcomer.reusable
+        chunk = min(tokens, self._solver.cap)
+        return _at_best(self._solver.cost, Features().with_chunk(newcomer.length // 2, chunk)) * tokens / chunk
 
     def learn(self, sequence: Sequence, now: float) -> None:
         """What was given a promise has its first token."""
@@ -193,7 +197,7 @@ class Gate:
         """With what was learned, and the way back to the client."""
         factor, age = self.caution.factor, newcomer.request.age_s
         return forecast._replace(
-            ttft_s=age + factor * (forecast.ttft_s - age) + _way_back(newcomer),
+            ttft_s=age + self.caution.of(forecast.ttft_s - age, self._alone_s(newcomer)) + _way_back(newcomer),
             begins_s=factor * forecast.begins_s,
             token_s=factor * forecast.token_s,
         )

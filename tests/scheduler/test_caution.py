@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from scheduler.caution import LEAST, MOST, Caution
+from scheduler.caution import LEAST, MOST, OWN, OWN_S, Caution, own
 from scheduler.costmodel import OnlineCostModel
 from scheduler.roofline import Features
 from tests.scheduler.virtual import COST
@@ -42,6 +42,16 @@ def test_it_has_bounds_and_is_forgotten() -> None:
     for _ in range(100):
         caution.learn(kept=True, now=90.0)
     assert caution.factor == pytest.approx(LEAST)
+
+
+def test_what_a_prompt_takes_alone_is_known_better_than_what_others_take() -> None:
+    caution = Caution()
+    assert caution.of(0.05, 0.05) == pytest.approx(LEAST * 0.05), "of a short one any disturbance is a large part"
+    assert caution.of(2.0, 2.0) == pytest.approx(own(2.0)) == pytest.approx(OWN * 2.0 + OWN_S)
+    assert caution.of(5.0, 2.0) == pytest.approx(own(2.0) + LEAST * 3.0)
+    assert caution.of(1.0, 2.0) == pytest.approx(own(1.0)), "some of it is there already"
+    caution.learn(kept=False, now=0.0)
+    assert caution.of(2.0, 2.0) > 1.2 * own(2.0), "what was missed counts for all of it"
 
 
 def test_a_machine_that_was_slow_is_tried_again_when_nothing_runs() -> None:

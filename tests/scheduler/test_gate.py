@@ -302,6 +302,21 @@ def test_what_cannot_be_kept_by_an_idle_server_either_is_told_so(promise: Promis
     assert "try again later" in caught.value.message
 
 
+def test_who_is_alone_has_what_an_idle_server_can_promise() -> None:
+    """And nobody is told that this is impossible; it is kept then."""
+    run, length = gated("reject"), 6000
+    alone = COST.predict(Features().with_chunk(length // 2, length))
+    with pytest.raises(RequestRefused, match="nobody else"):
+        run.add(Request("too much", prompt(length), 4, promise=Promise(0.99 * alone, 1)))
+    run.add(Request("enough", prompt(length), 4, promise=Promise(1.2 * alone, 1)))
+    while not run.times.get("enough"):
+        run.step()
+    assert run.times["enough"][0] <= 1.2 * alone
+    busy = with_streams(gated("reject"), 32)
+    with pytest.raises(RequestRefused, match="try again later"):
+        busy.add(Request("enough", prompt(length), 4, promise=Promise(1.2 * alone, 1)))
+
+
 def test_who_waited_long_for_the_scheduler_is_not_taken_to_be_far_away() -> None:
     """Its answer's way back is not as long as a scheduler was away, or as its client took to send it."""
     waited = Request("waited", prompt(16), 4, age_s=10.0, promise=Promise(14, 1))
