@@ -12,64 +12,39 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import sys
-import time
-from collections import Counter
 from typing import Any
 
-import httpx
-
 from cluster.config import EngineConfig
+from cluster.workloads import Fixed, OpenLoop, Uniform, poisson, requests
 from deploy import running
 from deploy.api.keys import Key, new_secret
+from deploy.bench import SloTargets, Target, drive, figures
 from deploy.lifetime import Lifetime
 
-PROMPT, ANSWER = (64, 256), 16
+PROMPTS, ANSWERS = Uniform(64, 256), Fixed(16)
+BEGIN_S = 2.0
+"""Before that both clients find out how the server is spoken to."""
 
 
-class Tenant:
-    def __init__(self, name: str, rate: float) -> None:
-        self.name, self.rate, self.secret = name, rate, new_secret()
-        self.random = random.Random(name)
-        self.seen: Counter[str] = Counter()
-
-    async def send(self, client: httpx.AsyncClient, seconds: float, slo: dict[str, float]) -> None:
-        until, sent = time.monotonic() + seconds, []
-        while time.monotonic() < until:
-            await asyncio.sleep(self.random.expovariate(self.rate))
-            sent.append(asyncio.create_task(self._ask(client, slo)))
-        await asyncio.gather(*sent)
-
-    async def _ask(self, client: httpx.AsyncClient, slo: dict[str, float]) -> None:
-        prompt = [self.random.randrange(1000, 40_000) for _ in range(self.random.randint(*PROMPT))]
-        body = {"model": "smollm2", "prompt": prompt, "max_tokens": ANSWER, "ignore_eos": True, "stream": True}
-        began, first = time.monotonic(), None
-        self.seen["sent"] += 1
-        key = {"Authorization": f"Bearer {self.secret}"}
-        async with client.stream("POST", "/v1/completions", json={**body, "slo": slo}, headers=key) as answer:
-            async for _ in answer.aiter_raw():
-                first = first or time.monotonic() - began
-        self.seen[str(answer.status_code)] += 1
-        if answer.status_code == 200 and first is not None and 1e3 * first <= slo["ttft_ms"]:
-            self.seen["kept"] += 1
-
-    def told(self) -> dict[str, Any]:
-        admitted = self.seen["200"]
-        return {
-            "tenant": self.name,
-            "requests_per_s": self.rate,
-            "sent": self.seen["sent"],
-            "let_in": admitted,
-            "share_let_in": round(admitted / max(1, self.seen["sent"]), 3),
-            "share_kept": round(self.seen["kept"] / max(1, admitted), 3),
-        }
+async def tenant(url: str, secret: str, name: str, rate: float, options: argparse.Namespace) -> dict[str, Any]:
+    target = Target(url, api_key=secret, extra={"slo": {"ttft_ms": options.ttft_ms, "tpot_ms": options.tpot_ms}})
+    times = [BEGIN_S + at for at in poisson(rate, options.seconds, seed=1)]
+    load = OpenLoop(requests(times, PROMPTS, ANSWERS, seed=2))
+    found = figures(await drive(target, load), SloTargets(ttft_s=options.ttft_ms / 1e3))
+    return {
+        "tenant": name,
+        "requests_per_s": rate,
+        "sent": found.requests,
+        "let_in": found.finished,
+        "share_let_in": round(found.finished / max(1, found.requests), 3),
+        "share_kept": round(found.met / max(1, found.finished), 3),
+        "errors": found.errors,
+    }
 
 
-async def both(url: str, tenants: list[Tenant], seconds: float, slo: dict[str, float]) -> None:
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, limits=limits) as client:
-        await asyncio.gather(*(tenant.send(client, seconds, slo) for tenant in tenants))
+async def both(url: str, rates: dict[str, float], secrets: dict[str, str], options: argparse.Namespace) -> list[Any]:
+    return await asyncio.gather(*(tenant(url, secrets[name], name, rate, options) for name, rate in rates.items()))
 
 
 def main() -> None:
@@ -83,9 +58,9 @@ def main() -> None:
     options = parser.parse_args()
     if min(options.seconds, options.flood, options.other) <= 0:
         parser.exit(2, "--seconds, --flood and --other are above 0\n")
-    tenants = [Tenant("flood", options.flood), Tenant("other", options.other)]
-    slo = {"ttft_ms": options.ttft_ms, "tpot_ms": options.tpot_ms}
-    keys = tuple(Key.of(tenant.name, tenant.secret) for tenant in tenants)
+    rates = {"flood": options.flood, "other": options.other}
+    secrets = {name: new_secret() for name in rates}
+    keys = tuple(Key.of(name, secret) for name, secret in secrets.items())
     config = EngineConfig(policy="slo", on_infeasible="reject")
     with Lifetime() as life:
         server = life.run(
@@ -97,10 +72,9 @@ def main() -> None:
                 say=lambda line: print(line, file=sys.stderr),
             )
         )
-        asyncio.run(both(server.address.url, tenants, options.seconds, slo))
-    for tenant in tenants:
-        told = tenant.told()
-        print(json.dumps(told) if options.json else ", ".join(f"{key}: {value}" for key, value in told.items()))
+        told = asyncio.run(both(server.address.url, rates, secrets, options))
+    for row in told:
+        print(json.dumps(row) if options.json else ", ".join(f"{key}: {value}" for key, value in row.items()))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ bounds what Ray has written and then becomes HAProxy. It is run by itself and ne
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -45,9 +44,9 @@ _LOCAL = re.compile(r" (?:127\.0\.0\.1|::1|localhost):(?=\d+ )")
 """Where Ray has HAProxy look for replicas of its own machine, though they listen on the address of the frontend."""
 
 _PAGES = {
-    502: ("Bad Gateway", "replica_lost", "the server's process that was to answer is gone; try again"),
-    503: ("Service Unavailable", "unavailable", "nobody is there to answer just now; try again"),
-    504: ("Gateway Timeout", "timeout", "the server did not answer in time"),
+    502: ("replica_lost", "the server's process that was to answer is gone; try again"),
+    503: ("unavailable", "nobody is there to answer just now; try again"),
+    504: ("timeout", "the server did not answer in time"),
 }
 """What HAProxy answers to requests by itself, in OpenAI's shape."""
 
@@ -124,12 +123,10 @@ def _most_connections() -> int:
 
 
 def _write_pages(files: Path) -> None:
-    from deploy.refusal import error_body
+    from deploy.refusal import http_answer
 
-    for status, (reason, code, message) in _PAGES.items():
-        body = json.dumps(error_body(status, message, code))
-        fields = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close"
-        (files / f"{status}.http").write_text(f"HTTP/1.1 {status} {reason}\r\n{fields}\r\n\r\n{body}", newline="")
+    for status, (code, message) in _PAGES.items():
+        (files / f"{status}.http").write_bytes(http_answer(status, code, message, "Retry-After: 1"))
 
 
 def bounded(configuration: str, files: Path) -> Iterator[str]:

@@ -1,14 +1,13 @@
-"""What clients may do to Serve's HTTP proxy before a request of theirs is whole, and after they are gone.
+"""What clients may do to an HTTP server before a request of theirs is whole, and after they are gone.
 
-The proxy is uvicorn with httptools, which takes headers of any length and waits for them for ever. Ray calls
-`bound_connections` in the proxy's process, before that serves, where the variable `VARIABLE` names it, as `stallfree
-serve` has it do on a Ray of its own.
+Those of API replicas, behind HAProxy, and that of Serve's proxy are uvicorn with httptools, which takes headers of any
+length and waits for them for ever. Ray calls `bound_connections` in such a process, before that serves, where the
+variable `VARIABLE` names it, as `stallfree serve` has it do on a Ray of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
 import socket
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deploy.arrival import Arrival
-from deploy.refusal import error_body
+from deploy.refusal import http_answer
 from deploy.throttle import Throttling
 
 VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
@@ -136,7 +135,7 @@ class BoundedHttp(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not self.transport.is_closing():
-            self.transport.write(_answer(status, code, message))
+            self.transport.write(http_answer(status, code, message))
             self.loop.call_later(LAST_READ_S, self.transport.close)
 
 
@@ -154,21 +153,8 @@ def notice_who_is_gone(connection: socket.socket | None, silence_s: float) -> No
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))
 
 
-_REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
-
-
-def _answer(status: int, code: str, message: str) -> bytes:
-    """In OpenAI's error shape, with all that is HTTP about it."""
-    body = json.dumps(error_body(status, message, code)).encode()
-    head = (
-        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        "Connection: close\r\n\r\n"
-    )
-    return head.encode() + body
-
-
 def bound_connections() -> list[Middleware]:
-    """To be called by Serve in a proxy's process. Connections are bounded before there is a request for a middleware;
-    those that it returns note when a request came, and bound what a flood costs."""
+    """To be called by Serve in the process of such a server. Connections are bounded before there is a request for a
+    middleware; those that it returns note when a request came, and bound what a flood costs."""
     auto.AutoHTTPProtocol = BoundedHttp
     return [Middleware(Arrival), Middleware(Throttling)]

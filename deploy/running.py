@@ -227,7 +227,8 @@ def _start_serve(life: Lifetime, address: Address, ray_address: str | None) -> N
         )
     except RayTaskError as error:  # of who listens for it
         reason = str(error).strip().splitlines()[-1]
-        raise CommandError(f"nobody listens for Ray Serve: {reason} ({SWITCH}=0 does without HAProxy)") from None
+        hint = f" ({SWITCH}=0 does without HAProxy)" if os.environ.get(SWITCH) == "1" else ""
+        raise CommandError(f"nobody listens for Ray Serve: {reason}{hint}") from None
 
 
 def _remove_semaphores(pids: set[int]) -> None:

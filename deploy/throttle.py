@@ -1,9 +1,9 @@
 """Refusals that cost next to nothing, where nearly everything is refused.
 
-Behind Serve's proxy a refusal costs several processes some milliseconds each: of a flood, enough to take the processors
-away from what was admitted. So the proxy looks at what becomes of requests, and where it is mostly 429, passes about
-twice as many as are admitted and answers the rest by itself. That is the adaptive throttling of Google's "Site
-Reliability Engineering" (2016, chapter 21), each tenant by itself.
+A refusal costs the processes that it passes some milliseconds each: of a flood, enough to take the processors away from
+what was admitted. So who is in front of the API (a replica's HTTP server, Serve's proxy) looks at what becomes of
+requests, and where it is mostly 429, passes PASSED for each that is admitted and answers the rest by itself. That is
+the adaptive throttling of Google's "Site Reliability Engineering" (2016, chapter 21), each tenant by itself.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ def _waits_to_send(scope: Scope) -> bool:
 
 
 async def _refuse(send: Send, retry_after: str, waits: bool) -> None:
-    """Of one who `waits` nobody knows whether what comes next is the body after all, so that
-    nothing is to come next."""
+    """Of one who `waits` nobody knows whether what comes next is the body after all, so that nothing is to come
+    next."""
     message = "the server refuses most of what it is asked now, and has not looked at this; try again later"
     body = json.dumps(error_body(429, message, "overloaded")).encode()
     headers = [

@@ -34,7 +34,7 @@ class Caution:
     def of(self, seconds: float, own_s: float) -> float:
         """Of what was forecast, that a newcomer's own prompt takes `own_s` of where nobody else is there."""
         own_s = min(own_s, seconds)
-        return self.factor / LEAST * (own(own_s) + LEAST * (seconds - own_s))
+        return math.exp(self._log) * (own(own_s) + LEAST * (seconds - own_s))
 
     def learn(self, kept: bool, now: float) -> None:
         moved = self._log + (-STEP * MISSED if kept else STEP * (1 - MISSED))

@@ -147,8 +147,7 @@ class Allowance:
 
     def of(self, predicted_s: float) -> float:
         """Seconds that it is within."""
-        longer, later = predicted_s * self.ratio, predicted_s + self.excess_s
-        return self.behind * (longer if longer < later else later)
+        return self.behind * min(predicted_s * self.ratio, predicted_s + self.excess_s)
 
 
 class OnlineCostModel:

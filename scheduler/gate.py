@@ -88,31 +88,41 @@ class Gate:
         Raises RequestRefused (`slo_infeasible`) where such requests are rejected. Leaves the forecast on the sequence.
         """
         newcomer.predicted_ttft_s = ttft = forecast.ttft_s
-        asked, harms, among_others = newcomer.promise, False, False
+        asked = newcomer.promise
         self.caution.look(now, quiet=not there.tokens_to_compute)
         tpot = self._streams.cost.predict(forecast.shared)
         if self.divides:
-            forecast = self._cautious(newcomer, forecast)
-            harms = self._harms(newcomer, forecast, there, now)
-            ttft = _behind_all(newcomer, forecast, there) if harms else forecast.ttft_s
-        kept = ttft <= asked.ttft_s and tpot <= asked.tpot_s
-        outlook = self._outlook(newcomer, forecast, kept)
-        if self.divides:
-            among_others = self._shares.came(newcomer, outlook, now)
-        if self._on_infeasible == "reject" and (harms or not kept):
-            raise _refusal(asked, ttft, tpot, self._is_hopeless(newcomer))
-        if among_others and (crowd := self._crowd(newcomer, outlook, queue(), now)) is not None:
-            if self._on_infeasible == "reject":
-                raise _crowded(crowd)
-            ttft = max(ttft, newcomer.request.age_s + crowd.part_s + _way_back(newcomer))
-            kept = kept and ttft <= asked.ttft_s
-        if self.divides:
-            self._shares.let_in(newcomer, outlook, now)
-        if kept:
+            ttft = self._divided(newcomer, self._cautious(newcomer, forecast), tpot, there, queue, now)
+        if ttft <= asked.ttft_s and tpot <= asked.tpot_s:
             return None
         if self._on_infeasible == "relax":
             return Grant(_kept(asked, ROOM * ttft, tpot), ttft)
         return Grant(_kept(asked, LONGEST_PROMISE_S if ttft > asked.ttft_s else 0.0, tpot), ttft, best_effort=True)
+
+    def _divided(
+        self,
+        newcomer: Sequence,
+        cautious: Forecast,
+        tpot: float,
+        there: Present,
+        queue: Callable[[], Queue],
+        now: float,
+    ) -> float:
+        """Seconds to its first token that can be promised it. Raises RequestRefused."""
+        asked, rejects = newcomer.promise, self._on_infeasible == "reject"
+        harms = self._harms(newcomer, cautious, there, now)
+        ttft = _behind_all(newcomer, cautious, there) if harms else cautious.ttft_s
+        kept = ttft <= asked.ttft_s and tpot <= asked.tpot_s
+        outlook = self._outlook(newcomer, cautious, kept)
+        among_others = self._shares.came(newcomer, outlook, now)
+        if rejects and (harms or not kept):
+            raise _refusal(asked, ttft, tpot, self._is_hopeless(newcomer))
+        if among_others and (crowd := self._crowd(newcomer, outlook, queue(), now)) is not None:
+            if rejects:
+                raise _crowded(crowd)
+            ttft = max(ttft, newcomer.request.age_s + crowd.part_s + _way_back(newcomer))
+        self._shares.let_in(newcomer, outlook, now)
+        return ttft
 
     def _crowd(self, newcomer: Sequence, outlook: Outlook, queue: Queue, now: float) -> Crowd | None:
         def of(other: Sequence, queue: Queue) -> Outlook:
@@ -207,7 +217,7 @@ class Gate:
         and blocks, if all of them generate what they may: a stop token comes sooner, so that this is the most."""
         if queue.elsewhere is not None:
             return 0.0  # nobody stays: what has to end is the prompts ahead, which are counted
-        before = [s for s in queue.waiting if not s.yields and s.due <= newcomer.due] if queue.waiting else []
+        before = [s for s in queue.waiting if not s.yields and s.due <= newcomer.due]
         slots = len(before) + 1 - queue.free_slots
         blocks = sum([queue.blocks_for(s.length) for s in (*before, newcomer)]) - queue.free_blocks
         if slots <= 0 and blocks <= 0:

@@ -61,12 +61,9 @@ class SloBudget:
         self._tokens = 0
         """Of the last iteration that had not all it might have: a guess at where the next one's deadline is."""
 
-    def decide(self, batch: Batch) -> Decision:
-        """Prompt tokens for the batch's prefills in the order given; at most the cap, and never negative."""
-        return self.compose(batch)[0] if batch.prefills else NOTHING_WANTED
-
     def compose(self, batch: Batch) -> tuple[Decision, Mix]:
-        """The decision about a batch that has prefills, and the iteration that comes of it."""
+        """Prompt tokens for the prefills of a batch that has some, in the order given, at most the cap and never
+        negative; and the iteration that comes of it."""
         decodes = Mix(batch.decodes).features
         wanted = sum([sequence.prefill_remaining for sequence in batch.prefills])
         sharing = Sharing(batch.prefills, min(self.settings.max_batched_tokens, wanted), decodes)

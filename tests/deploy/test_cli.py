@@ -192,9 +192,11 @@ class Server:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for pid in descendants(self.mark):
-            with suppress(psutil.Error):
-                psutil.Process(pid).kill()
+        self.process.kill()  # by itself: its title has taken the place of its environment, and of the mark there
+        while left := descendants(self.mark):  # what is being killed may just have started something
+            for pid in left:
+                with suppress(psutil.Error):
+                    psutil.Process(pid).kill()
         self.process.communicate()
 
     def ready(self) -> dict[str, Any]:
