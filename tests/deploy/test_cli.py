@@ -192,7 +192,11 @@ class Server:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.process.kill()  # by itself: its title has taken the place of its environment, and of the mark there
+        # By descent too: a title that a process gives itself takes the place of its environment, and of the mark there.
+        below = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+        for process in (self.process, *below):
+            with suppress(psutil.Error):
+                process.kill()
         while left := descendants(self.mark):  # what is being killed may just have started something
             for pid in left:
                 with suppress(psutil.Error):
