@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from scheduler.gate import OnInfeasible
+from scheduler.policies import PrefillOrder
 from scheduler.slo import LONGEST_PROMISE_S, OWN_CLASSES, SHORTEST_PROMISE_S, Promise
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -126,6 +127,7 @@ class EngineConfig(BaseModel):
     tbt_ms: Milliseconds | None = None
     slo_classes: SloClasses = Field(default_factory=default_classes)
     on_infeasible: OnInfeasible = "best-effort"
+    prefill_order: PrefillOrder = "deadline"
     profile_seconds: float = Field(default=15.0, ge=0, le=600)
     """How long iterations are measured at the start, where nothing is known of machine and model; 0: not at all."""
     hang_seconds: float = Field(default=30.0, gt=0, le=86_400, allow_inf_nan=False)

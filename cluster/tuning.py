@@ -128,6 +128,7 @@ def policy_for(config: EngineConfig, name: str, chunk_size: int, info: EngineInf
         tile=CUDA_TILE if info.device.startswith("cuda") else 1,
         longest_s=math.inf if tuning is None else longest_iteration(tuning),
         delivery_s=DELIVERY_S,
+        prefill_order=config.prefill_order,
     )
 
 

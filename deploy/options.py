@@ -56,6 +56,7 @@ _HELP = {
     "tpot_ms": "Promised time per output token (slo).",
     "tbt_ms": "Bound on each single gap (slo).",
     "on_infeasible": "What becomes of a request whose promise is predicted to be missed (slo).",
+    "prefill_order": "Of the prompts that can be in time: the first to be due, or least time to spare, first (slo).",
     "profile_seconds": "How long iterations are measured at the first start; 0: not at all.",
     "hang_seconds": "How much longer than predicted an iteration may take before its workers are replaced.",
     "iterations_kept": "Iterations that the decision log remembers.",

@@ -11,16 +11,17 @@ from scheduler.costmodel import OnlineCostModel
 from scheduler.policies.alternate import AlternatePolicy
 from scheduler.policies.base import Draft, Mix, Policy
 from scheduler.policies.chunked import ChunkedPolicy
-from scheduler.policies.slo import SloBudget, SloPolicy, SloSettings
+from scheduler.policies.slo import PrefillOrder, SloBudget, SloPolicy, SloSettings
 from scheduler.policies.whole import WholePolicy
 
-__all__ = ["POLICIES", "Draft", "Mix", "Policy", "PolicyOptions", "make_policy"]
+__all__ = ["POLICIES", "Draft", "Mix", "Policy", "PolicyOptions", "PrefillOrder", "make_policy"]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
     """What policies are made from. `cost` is needed by `slo` alone, which also reads `tile`, the granularity of the
-    matrix kernels, `longest_s`, seconds that no iteration is to exceed for prompts, and `delivery_s` (SloSettings)."""
+    matrix kernels, `longest_s`, seconds that no iteration is to exceed for prompts, `delivery_s` and `prefill_order`
+    (SloSettings)."""
 
     chunk_size: int = 512
     max_batched_tokens: int = 8192
@@ -28,6 +29,7 @@ class PolicyOptions:
     tile: int = 1
     longest_s: float = math.inf
     delivery_s: float = 0.0
+    prefill_order: PrefillOrder = "deadline"
 
     @property
     def static_budget(self) -> StaticBudget:
@@ -42,6 +44,7 @@ def _slo(options: PolicyOptions) -> Policy:
         longest_s=options.longest_s,
         delivery_s=options.delivery_s,
         tile=options.tile,
+        prefill_order=options.prefill_order,
     )
     return SloPolicy(SloBudget(options.cost, settings))
 
@@ -63,8 +66,10 @@ def make_policy(
     tile: int = 1,
     longest_s: float = math.inf,
     delivery_s: float = 0.0,
+    prefill_order: PrefillOrder = "deadline",
 ) -> Policy:
     """Raises ValueError for an unknown name or an impossible size, in one line that names the choices."""
     if name not in POLICIES:
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(POLICIES)}")
-    return POLICIES[name](PolicyOptions(chunk_size, max_batched_tokens, cost, tile, longest_s, delivery_s))
+    options = PolicyOptions(chunk_size, max_batched_tokens, cost, tile, longest_s, delivery_s, prefill_order)
+    return POLICIES[name](options)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from scheduler.budget import NOTHING_WANTED, Batch, Decision
 from scheduler.costmodel import Allowance, OnlineCostModel
@@ -32,6 +32,8 @@ QUANTILES_BELOW = (0.95, 0.9, 0.75, 0.5)
 REACH = 2
 """Iterations whose prompts hold a slot."""
 
+PrefillOrder = Literal["deadline", "laxity"]
+
 
 @dataclass(frozen=True, slots=True)
 class SloSettings:
@@ -40,7 +42,8 @@ class SloSettings:
     tokens that are computed, whatever the streams were promised, once prompts have waited `patience` iterations without
     any. `tile`: granularity of the matrix kernels; a budget is cut to whole tiles where that costs it less than a
     tenth. `longest_s`: seconds that no iteration is planned to exceed for prompts, since who comes while it runs has to
-    wait for its end."""
+    wait for its end. `prefill_order`: which of the prompts that can be in time is computed first, the one that is due
+    first or the one that has least time to spare."""
 
     max_batched_tokens: int = 8192
     longest_s: float = math.inf
@@ -49,6 +52,7 @@ class SloSettings:
     min_progress: int = 16
     patience: int = 16
     tile: int = 1
+    prefill_order: PrefillOrder = "deadline"
 
 
 class SloBudget:
@@ -145,7 +149,7 @@ class SloBudget:
 
 
 class SloPolicy:
-    """All decodes, and chunks of the prompts by their deadlines up to the budget, in one fused forward."""
+    """All decodes, and chunks of the most urgent prompts up to the budget, in one fused forward."""
 
     name: ClassVar[str] = "slo"
     decision: Decision = NOTHING_WANTED
@@ -166,7 +170,7 @@ class SloPolicy:
         if not batch.prefills:
             self.decision = NOTHING_WANTED
             return [Mix(batch.decodes)] if batch.decodes else []
-        ordered = Batch(self._by_deadline(batch), batch.decodes, batch.now)
+        ordered = Batch(self._by_urgency(batch), batch.decodes, batch.now)
         self.decision, fused = self.budget.compose(ordered)
         self.pace.learn(fused, self.decision)
         return [] if fused.empty else [fused]
@@ -190,13 +194,16 @@ class SloPolicy:
 
         return min(candidates, key=loses)
 
-    def _by_deadline(self, batch: Batch) -> list[Sequence]:
-        """Those that can meet their promise, the first to be due first, then those that cannot, oldest first."""
+    def _by_urgency(self, batch: Batch) -> list[Sequence]:
+        """Those that can meet their promise, the first to be due or with least laxity first, then those that cannot,
+        oldest first. Laxity: the time until a prompt is due less what is left to be computed of it."""
+        by_laxity = self.budget.settings.prefill_order == "laxity"
         hopeful, hopeless = [], []
         for sequence in batch.prefills:
             due = sequence.wanted_at()
-            if not sequence.yields and due - batch.now >= self.pace.alone(sequence) * self.budget.cost.correction:
-                hopeful.append((due, sequence.order, sequence))
+            begin_by = due - self.pace.alone(sequence) * self.budget.cost.correction
+            if not sequence.yields and begin_by >= batch.now:
+                hopeful.append((begin_by if by_laxity else due, sequence.order, sequence))
             else:
                 hopeless.append((sequence.order, sequence))
         return [sequence for *_, sequence in sorted(hopeful)] + [sequence for _, sequence in sorted(hopeless)]

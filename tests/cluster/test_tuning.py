@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from cluster.config import EngineConfig
-from cluster.tuning import Tuning, by_role, gate_for, promise_book
+from cluster.tuning import Tuning, by_role, gate_for, policy_for, promise_book
 from scheduler.costmodel import Coefficients, OnlineCostModel
+from scheduler.policies.slo import SloPolicy
 from scheduler.roofline import Features
 from scheduler.slo import LONGEST_PROMISE_S, PromiseBook
 
@@ -33,3 +39,11 @@ def test_groups_that_generate_are_not_thought_slow_for_ever_by_those_that_comput
     assert decode.cost.correction > 3, "it ran a moment ago"
     gate.relax(161.0)
     assert decode.cost.correction < 1.1
+
+
+@pytest.mark.parametrize("order", ["deadline", "laxity"])
+def test_which_prompt_is_computed_first_is_an_option(order: Any) -> None:
+    tuning, machine = Tuning(OnlineCostModel(SLOW.base), PromiseBook()), SimpleNamespace(device="cpu")
+    policy = policy_for(EngineConfig(prefill_order=order), "slo", 512, machine, tuning)  # type: ignore[arg-type]
+    assert isinstance(policy, SloPolicy)
+    assert policy.budget.settings.prefill_order == order
