@@ -24,7 +24,8 @@ from workers.attention import PAGE_SIZE, make_attention, make_layout
 from workers.checkpoint import resolve
 from workers.kv_cache import KvCache, bytes_per_block
 from workers.kv_dtype import KV_DTYPES, choose_kv_dtype
-from workers.model import LlamaModel, read_config
+from workers.model import LlamaModel
+from workers.model_config import read_config
 from workers.parallel import Ranks
 from workers.tokenizer import Tokenizer
 from workers.worker import choose_dtype

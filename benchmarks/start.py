@@ -26,7 +26,7 @@ from deploy.ports import check_port
 from workers.attention import PAGE_SIZE
 from workers.checkpoint import resolve
 from workers.kv_cache import bytes_per_block
-from workers.model import read_config
+from workers.model_config import read_config
 
 START_AT_MOST_S, MEMORY_AT_MOST = 30.0, 1.3
 LONGEST_S = 240.0
@@ -89,9 +89,8 @@ def measure(rounds: int) -> dict[str, Any]:
 
 def pool_bytes(folder: Path) -> int:
     config = read_config(folder)
-    head_dim = config.hidden_size // config.num_attention_heads
     heads, layers = config.num_key_value_heads, config.num_hidden_layers
-    return KV_BLOCKS * bytes_per_block(layers, PAGE_SIZE["cpu"], heads, head_dim, torch.float32)
+    return KV_BLOCKS * bytes_per_block(layers, PAGE_SIZE["cpu"], heads, config.head_dim, torch.float32)
 
 
 def show(result: dict[str, Any]) -> None:

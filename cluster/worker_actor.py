@@ -20,6 +20,7 @@ from scheduler.codec import decode_plan, encode_result
 from workers.compute_thread import ComputeThread
 from workers.config import WorkerConfig, WorkerDescription
 from workers.kv_orders import LinkConfig, SendOrder, SendReport
+from workers.memory import give_back
 
 if TYPE_CHECKING:
     from workers.worker import Worker
@@ -32,6 +33,8 @@ KV_REPORTS = "kv_reports"
 """That of the one call that waits for what was sent."""
 PARK = b"park"
 """Sent in the place of a plan: wait, without turning, until `wake` is called. No plan begins with this byte."""
+GIVES_BACK_AFTER_S = 1.0
+"""Of waiting: what the largest iterations took, tens of MiB to hundreds, is the system's again then."""
 
 
 class RankActor:
@@ -67,7 +70,9 @@ class RankActor:
 
     def execute(self, plan: bytes) -> bytes:
         if plan == PARK:
-            self._awake.wait()
+            if not self._awake.wait(GIVES_BACK_AFTER_S):
+                give_back()
+                self._awake.wait()
             self._awake.clear()
             return b""
         result = self._compute.run(self._ready().execute, decode_plan(plan))

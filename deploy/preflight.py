@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from cluster.config import EngineConfig
 from deploy.errors import CommandError
 from workers.config import WorkerDescription
+from workers.model_config import ModelConfig, read_config
 
 
 def check(config: EngineConfig, model_dir: Path) -> None:
     """Raises CommandError, in one line that says what to do, where this machine cannot serve that model so."""
     import torch
-
-    from workers.model import read_config
 
     try:
         model = read_config(model_dir)
@@ -36,20 +34,19 @@ def _degrees(config: EngineConfig) -> list[tuple[str, int]]:
     return [("--tp", config.tp), *((flag, degree) for flag, degree in own if degree is not None)]
 
 
-def _kv_bytes_per_token(config: EngineConfig, model: Any) -> int:
+def _kv_bytes_per_token(config: EngineConfig, model: ModelConfig) -> int:
     import torch
 
     from workers.kv_cache import bytes_per_block
     from workers.kv_dtype import choose_kv_dtype
 
     layers, heads = model.num_hidden_layers, model.num_key_value_heads
-    head_dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     compute = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     try:
         kept = choose_kv_dtype(config.kv_dtype, compute, torch.device("cpu"))
     except ValueError as error:
         raise CommandError(str(error), 2) from None
-    return bytes_per_block(layers, 1, heads, head_dim, kept)
+    return bytes_per_block(layers, 1, heads, model.head_dim, kept)
 
 
 def _check_host_memory(config: EngineConfig, model_dir: Path, kv_bytes_per_token: int) -> None:

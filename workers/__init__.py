@@ -1,4 +1,4 @@
-"""Computes. torch, torch.distributed and transformers; knows no ray."""
+"""Computes. torch and torch.distributed; transformers for tokenizers alone, which no rank has. Knows no ray."""
 
 import os
 

@@ -1,23 +1,32 @@
-"""The constraints of a worker's slots. Schemas are compiled on a thread, while the prompt is being computed."""
+"""The constraints of a worker's slots. Schemas are compiled on a thread, while the prompt is being computed; what
+compiles them is imported when the first one comes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.sampling import SamplingParams
-from workers.grammar import Constraint, Grammars
+
+if TYPE_CHECKING:
+    from workers.grammar import Constraint, Grammars
+
+
+class GrammarError(ValueError):
+    """A schema that cannot be compiled, or a model whose tokens nobody can tell. The message is one line."""
 
 
 class Constraints:
-    """By slot. `load` is called on the thread, once a sequence has a schema."""
+    """By slot, of the model in a local directory, whose logits are of `vocab_size`."""
 
-    def __init__(self, load: Callable[[], Grammars]) -> None:
-        self._load = load
+    def __init__(self, model_dir: Path, vocab_size: int) -> None:
+        self._model_dir, self._vocab_size = model_dir, vocab_size
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._of_slot: dict[int, Future[Constraint]] = {}
 
@@ -40,4 +49,6 @@ class Constraints:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        return self._load()
+        from workers.grammar import Grammars
+
+        return Grammars.load(self._model_dir, self._vocab_size)

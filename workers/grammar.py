@@ -18,6 +18,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
+from workers.constraints import GrammarError
+
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
@@ -39,10 +41,6 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 """Tens of milliseconds for a schema, several for a token; counted in steps, so that every process refuses the same."""
-
-
-class GrammarError(ValueError):
-    """A schema that cannot be compiled, or a model whose tokens nobody can tell. The message is one line."""
 
 
 class Grammars:

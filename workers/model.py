@@ -15,35 +15,19 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig
 
 from workers.attention import Attention, Layout
 from workers.elementwise import add_and_norm, gated, turn_and_keep
 from workers.kv_cache import KvCache, Pages
 from workers.linear import Linear
 from workers.loader import Weights
+from workers.model_config import ModelConfig
 from workers.parallel import Ranks
 from workers.parts import Part
 from workers.rope import Rope
 
-SUPPORTED = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
-
-def read_config(folder: Path) -> PretrainedConfig:
-    """Raises ValueError, in one line, for an architecture that this model file does not compute."""
-    config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    names = set(config.architectures or [])
-    if not names & SUPPORTED:
-        found = ", ".join(sorted(names)) or config.model_type
-        raise ValueError(f"architecture {found} is not supported; supported: {', '.join(sorted(SUPPORTED))}")
-    if getattr(config, "sliding_window", None):
-        raise ValueError("sliding-window attention is not supported")
-    if config.hidden_act != "silu":
-        raise ValueError(f"activation {config.hidden_act!r} is not supported; supported: silu")
-    return config
-
-
-def check_degree(config: PretrainedConfig, ranks: int) -> None:
+def check_degree(config: ModelConfig, ranks: int) -> None:
     """Raises ValueError where there are more ranks than KV heads: a KV head is not divided."""
     if ranks > config.num_key_value_heads:
         heads = config.num_key_value_heads
@@ -61,18 +45,17 @@ class Shard:
     head_dim: int
 
     @classmethod
-    def of(cls, config: PretrainedConfig, ranks: Ranks) -> Shard:
+    def of(cls, config: ModelConfig, ranks: Ranks) -> Shard:
         """Raises ValueError where there are more ranks than KV heads."""
         check_degree(config, ranks.size)
         kv_heads = config.num_key_value_heads
         part = ranks.part(kv_heads)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(
             kv_heads=part,
             query_heads=part.scaled(config.num_attention_heads // kv_heads),
             inner=ranks.part(config.intermediate_size),
             vocab=ranks.part(config.vocab_size),
-            head_dim=head_dim,
+            head_dim=config.head_dim,
         )
 
 
@@ -126,7 +109,7 @@ class LlamaModel:
     def __init__(
         self,
         folder: Path,
-        config: PretrainedConfig,
+        config: ModelConfig,
         ranks: Ranks,
         device: torch.device,
         dtype: torch.dtype,

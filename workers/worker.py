@@ -23,10 +23,9 @@ from scheduler.request import TokenLogprob
 from scheduler.sampling import SamplingParams
 from workers.attention import PAGE_SIZE, check_page_size, make_attention, make_layout, token_positions
 from workers.config import WorkerConfig, WorkerDescription
-from workers.constraints import Constraints
+from workers.constraints import Constraints, GrammarError
 from workers.drawing import prepare as prepare_drawing
 from workers.elementwise import prepare as prepare_elementwise
-from workers.grammar import GrammarError, Grammars
 from workers.greedy import prepare as prepare_greedy
 from workers.host_cache import HostCache
 from workers.kv_cache import KvCache, bytes_per_block
@@ -35,7 +34,8 @@ from workers.kv_pages import make_pages
 from workers.kv_transfer import KvTransfer
 from workers.loader import checkpoint_dtype
 from workers.memory import give_back
-from workers.model import LlamaModel, Shard, check_degree, read_config
+from workers.model import LlamaModel, Shard, check_degree
+from workers.model_config import read_config
 from workers.parallel import Ranks
 from workers.processors import hold_processors
 from workers.sampler import Row, Sampled, sample
@@ -76,7 +76,7 @@ class Worker:
         self.block_size = config.block_size or PAGE_SIZE[self._device.type]
         check_page_size(self.block_size, self._device.type)
         model_config = read_config(folder)
-        longest = int(model_config.max_position_embeddings)
+        longest = model_config.max_position_embeddings
         self.max_model_len = config.max_model_len or longest
         if self.max_model_len > longest:
             raise ValueError(f"max_model_len {self.max_model_len} is beyond the model's {longest} positions")
@@ -85,7 +85,7 @@ class Worker:
         self.model = LlamaModel(
             folder, model_config, self.ranks, self._device, self._dtype, self.max_model_len, progress
         )
-        self._constraints = Constraints(lambda: Grammars.load(folder, model_config.vocab_size))
+        self._constraints = Constraints(folder, model_config.vocab_size)
         self._iteration_bytes = self._worst_iteration()
         if config.alone_on_host and self._device.type == "cpu":
             hold_processors(self._threads, config.rank, config.world_size)

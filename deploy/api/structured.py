@@ -11,7 +11,8 @@ from jsonschema.validators import Draft202012Validator, validator_for
 
 from deploy.api.errors import ApiError, bad_request, shorten
 from deploy.api.schemas import Sampling
-from workers.grammar import ANY_OBJECT, GrammarError, Grammars, canonical
+from workers.constraints import GrammarError
+from workers.grammar import ANY_OBJECT, Grammars, canonical
 from workers.tokenizer import Tokenizer
 
 PARAM = "response_format"

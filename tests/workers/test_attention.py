@@ -24,7 +24,8 @@ from workers.attention.paged_chunk import Chunks, paged_chunk, paged_chunk_torch
 from workers.attention.paged_decode import paged_decode, paged_decode_torch
 from workers.kv_cache import KvCache, Pages
 from workers.loader import Weights
-from workers.model import LlamaModel, read_config
+from workers.model import LlamaModel
+from workers.model_config import read_config
 from workers.parallel import Ranks
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 16, 4

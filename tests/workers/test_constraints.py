@@ -13,7 +13,8 @@ from jsonschema import validate
 
 from scheduler.sampling import SamplingParams
 from tests.workers.driver import GREEDY, driver_on, loaded
-from workers.grammar import ANY_OBJECT, GrammarError, Grammars, canonical
+from workers.constraints import GrammarError
+from workers.grammar import ANY_OBJECT, Grammars, canonical
 from workers.tokenizer import Tokenizer
 from workers.worker import Worker
 
