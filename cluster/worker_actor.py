@@ -19,6 +19,7 @@ from cluster.ray_facts import node_address
 from scheduler.codec import decode_plan, encode_result
 from workers.compute_thread import ComputeThread
 from workers.config import WorkerConfig, WorkerDescription
+from workers.deferred import META_KERNELS, defer
 from workers.kv_orders import LinkConfig, SendOrder, SendReport
 from workers.memory import give_back
 
@@ -45,7 +46,7 @@ class RankActor:
         self._rank = rank
         self._worker: Worker | None = None
         self._compute = ComputeThread()  # Ray may give each call to another thread
-        self._imported = self._compute.submit(_worker_class)
+        self._imported = self._compute.submit(_worker_class, on_gpu=bool(ray.get_gpu_ids()))
         self._awake = threading.Event()
 
     def process(self) -> RankProcess:
@@ -136,7 +137,9 @@ class RankActor:
         return self._worker
 
 
-def _worker_class() -> type[Worker]:
+def _worker_class(on_gpu: bool) -> type[Worker]:
+    if not on_gpu:
+        defer(META_KERNELS)
     from workers.worker import Worker
 
     return Worker

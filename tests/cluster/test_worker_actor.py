@@ -20,7 +20,15 @@ from scheduler.sampling import SamplingParams
 NOT_FOR_A_RANK = (
     *("transformers", "tokenizers", "huggingface_hub", "sympy", "mpmath", "networkx", "gguf", "jinja2"),
     *("llguidance", "fastapi", "rich", "pandas", "pyarrow", "plotly", "scipy", "deploy"),
-    *("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "numpy.testing", "ray.serve", "ray.data"),
+    *(
+        "torch._dynamo",
+        "torch._inductor",
+        "torch._prims",
+        "torch.distributed.tensor",
+        "numpy.testing",
+        "ray.serve",
+        "ray.data",
+    ),
 )
 EVERYTHING_ASKED = SamplingParams(temperature=1.0, top_p=0.9, logprobs=3, repetition_penalty=1.1)
 
