@@ -126,6 +126,12 @@ class WorkerGroup:
     def ranks(self) -> list[ActorHandle[Any]]:
         return self._ranks
 
+    async def give_back(self) -> None:
+        """Have every rank return what iterations took, and it does not need by itself. One that cannot need not."""
+        for rank in self._ranks:
+            with suppress(RayError):
+                await rank.give_back.remote()
+
     async def pids(self) -> list[int]:
         return list(await asyncio.gather(*(rank.ping.remote() for rank in self._ranks)))
 

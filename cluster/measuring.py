@@ -31,6 +31,7 @@ async def measure(
         if degree not in measured:
             own = replace(info, tp=degree, num_blocks=group.num_blocks)
             measured[degree] = await tune(_as_measured(kind, kinds), own, group, time.monotonic, progress, trusted)
+            await group.give_back()
         found[kind.role] = measured[degree]
     prefill, decode = found.get("prefill"), found.get("decode")
     if prefill is not None and decode is not None:

@@ -119,6 +119,9 @@ class LastingGroup:
         self.incidents.append(f"{self._name}: {what}")
         _log.log(level, "%s: %s", self._name, what)
 
+    async def give_back(self) -> None:
+        await self._group.give_back()
+
     # What is known of it.
 
     async def pids(self) -> list[int]:

@@ -98,6 +98,11 @@ class RankActor:
         """The process id, from a rank that answers."""
         return os.getpid()
 
+    @ray.method(concurrency_group=CONTROL)
+    def give_back(self) -> None:
+        """What iterations took is the system's again."""
+        give_back()
+
     # Moving KV (`workers.kv_transfer`).
 
     @ray.method(concurrency_group=CONTROL)
