@@ -3,7 +3,8 @@
     python -m benchmarks.start [--rounds 3] [--json]
 
 The embedded model from a warm cache. In each round the command is started anew, and asked as soon as it answers. Memory
-is what the worker's process has resident, against its weights and its whole KV pool.
+is what the worker's process has resident, against its weights and its whole KV pool; `files_mib` of it are pages of
+files, libraries mostly, which it shares with whoever has mapped the same (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -43,15 +44,25 @@ def round_of(held_bytes: int) -> dict[str, float]:
     )
     try:
         first_token = until_first_token(f"http://127.0.0.1:{port}", server) - began
-        resident = max(
-            process.memory_info().rss
-            for process in psutil.Process(server.pid).children(recursive=True)
-            if "RankActor" in " ".join(process.cmdline())
-        )
+        taken = memory_of_rank(server.pid)
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
-    return {"start_s": first_token, "memory": resident / held_bytes, "resident_mib": resident / 2**20}
+    return {
+        "start_s": first_token,
+        "memory": taken.rss / held_bytes,
+        "resident_mib": taken.rss / 2**20,
+        "files_mib": taken.shared / 2**20,
+    }
+
+
+def memory_of_rank(server: int) -> Any:
+    """psutil's figures of the worker's process, in bytes."""
+    for process in psutil.Process(server).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # others come and go while the server starts
+            if "RankActor" in " ".join(process.cmdline()):
+                return process.memory_info()
+    raise RuntimeError("the server has no worker")
 
 
 def until_first_token(url: str, server: subprocess.Popen[bytes]) -> float:
@@ -84,6 +95,7 @@ def measure(rounds: int) -> dict[str, Any]:
         "memory_at_most": MEMORY_AT_MOST,
         "memory_holds": medians["memory"] <= MEMORY_AT_MOST,
         "resident_mib": round(medians["resident_mib"]),
+        "files_mib": round(medians["files_mib"]),
     }
 
 
