@@ -1,4 +1,4 @@
-"""What config.json says of a model, as far as it is computed with. Read without transformers, which takes a rank 75 MiB
+"""What config.json says of a model, as far as it is computed with. Read without transformers, which takes a rank 70 MiB
 to import; what a checkpoint leaves out is what transformers takes then."""
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ EVERYTHING_ASKED = SamplingParams(temperature=1.0, top_p=0.9, logprobs=3, repeti
 async def test_a_rank_imports_what_it_computes_with(
     tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tp: int
 ) -> None:
-    """Whatever else is imported takes memory in every rank: transformers alone 75 MiB."""
+    """Whatever else is imported takes memory in every rank: transformers alone 70 MiB."""
 
     class Watched(RankActor):
         @ray.method(concurrency_group=CONTROL)

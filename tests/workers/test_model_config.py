@@ -147,7 +147,7 @@ def test_scalings_that_cannot_be_computed(tmp_path: Path, rope: dict[str, Any], 
 
 
 def test_a_worker_loads_without_transformers(tiny_model_dir: Path) -> None:
-    """Nor what comes with it: 75 MiB in every rank."""
+    """Nor what comes with it: 70 MiB in every rank."""
     program = (
         "import sys; from workers.config import WorkerConfig; from workers.worker import Worker; "
         f"worker = Worker(WorkerConfig({str(tiny_model_dir)!r}, threads=1)); worker.load(); worker.allocate(4); "
