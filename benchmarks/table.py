@@ -66,7 +66,9 @@ def ranks(result: dict[str, Any]) -> list[Row]:
 def start(result: dict[str, Any]) -> list[Row]:
     start_aim, memory_aim = (f"at most {result[name]:g}" for name in ("start_at_most_s", "memory_at_most"))
     seconds, memory = str(result["start_s"]), str(result["memory"])
-    resident = f"{result['resident_mib']} MiB, {result['files_mib']} of them files'"
+    resident = (
+        f"{result['resident_mib']} / {result['held_mib']} MiB; with {result['held_small_mib']} {result['memory_small']}"
+    )
     return [
         Row("start to first token, s", seconds, start_aim, result["start_holds"]),
         Row("worker's memory / (weights + KV)", memory, memory_aim, result["memory_holds"], resident),
