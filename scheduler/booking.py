@@ -9,17 +9,19 @@ from scheduler.plan import Forward, Segment
 from scheduler.policies import Draft, Mix
 from scheduler.prefixes import Written
 from scheduler.request import Phase, Sequence
-from scheduler.running import Running, Streams
+from scheduler.running import Running
 from scheduler.scoring import Scored, gives_scores
+from scheduler.streams import Step, Streams
 
 
 class Booking(NamedTuple):
     """What is noted of the forwards of a plan: who is sampled from, in the order of the plan, which blocks get full,
-    and which chunks give log-probabilities of their prompt."""
+    which chunks give log-probabilities of their prompt, and steps that all streams take."""
 
     sampling: list[Sequence]
     written: list[Written]
     scored: list[Scored]
+    steps: list[Step]
 
 
 def book_forward(mix: Mix, running: Running, booking: Booking) -> Forward:
@@ -30,15 +32,13 @@ def book_forward(mix: Mix, running: Running, booking: Booking) -> Forward:
         unsent = _unsent_blocks(sequence, sequence.computed // block_size + 1)
         new_blocks += [(sequence.slot, block) for block in unsent]
     filling = _filling_a_block(streams, block_size)
+    first = len(booking.sampling)
     booking.sampling.extend(streams)
     slots = streams.slots if isinstance(streams, Streams) else tuple([sequence.slot for sequence in streams])
-    if streams is running.streams:
-        running.step()
+    if streams and streams is running.streams:
+        booking.steps.append(running.step(first))
     elif streams:
-        for sequence in streams:
-            sequence.computed += 1
-            sequence.pending += 1
-        running.sort_out()
+        running.step_alone(streams)
     for sequence in filling:
         end = sequence.computed
         booking.written.append(Written(sequence, sequence.preemptions, end - 1, end))
