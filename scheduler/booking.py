@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from scheduler.plan import Forward, Segment
 from scheduler.policies import Draft, Mix
@@ -14,14 +14,15 @@ from scheduler.scoring import Scored, gives_scores
 from scheduler.streams import Step, Streams
 
 
-class Booking(NamedTuple):
+@dataclass(slots=True)
+class Booking:
     """What is noted of the forwards of a plan: who is sampled from, in the order of the plan, which blocks get full,
     which chunks give log-probabilities of their prompt, and steps that all streams take."""
 
-    sampling: list[Sequence]
-    written: list[Written]
-    scored: list[Scored]
-    steps: list[Step]
+    sampling: tuple[Sequence, ...] = ()
+    written: list[Written] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
 
 def book_forward(mix: Mix, running: Running, booking: Booking) -> Forward:
@@ -33,7 +34,7 @@ def book_forward(mix: Mix, running: Running, booking: Booking) -> Forward:
         new_blocks += [(sequence.slot, block) for block in unsent]
     filling = _filling_a_block(streams, block_size)
     first = len(booking.sampling)
-    booking.sampling.extend(streams)
+    booking.sampling += streams.members if isinstance(streams, Streams) else tuple(streams)
     slots = streams.slots if isinstance(streams, Streams) else tuple([sequence.slot for sequence in streams])
     if streams and streams is running.streams:
         booking.steps.append(running.step(first))
@@ -79,7 +80,7 @@ def _book_chunk(draft: Draft, block_size: int, booking: Booking) -> Segment:
     sample = sequence.computed == sequence.length
     if sample:
         sequence.pending += 1
-        booking.sampling.append(sequence)
+        booking.sampling += (sequence,)
     score = gives_scores(sequence, start, sequence.computed)
     if score:
         booking.scored.append(Scored(sequence, start))

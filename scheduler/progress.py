@@ -36,7 +36,7 @@ class InFlight(NamedTuple):
     as large as it is, its chunks, whom it made give way, which sequences fill blocks in it, which chunks score
     their prompt, and the steps of all streams in it."""
 
-    sampling: list[Sequence]
+    sampling: tuple[Sequence, ...]
     features: tuple[Features, ...]
     decision: Decision
     chunks: tuple[Chunk, ...]

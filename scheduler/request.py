@@ -240,7 +240,7 @@ class Sequence:
     @property
     def length(self) -> int:
         """Tokens that exist, those still on the worker included."""
-        return len(self.tokens) + self.pending
+        return len(self.tokens) + (self._pending if self.lockstep is None else self.pending)
 
     @property
     def generated(self) -> int:
@@ -281,11 +281,11 @@ class Sequence:
     @property
     def prefill_offset(self) -> int:
         """Tokens of this prefill (the prompt; after a preemption also what was produced) whose KV exists."""
-        return min(self.computed, self.prefill_target)
+        return min(self._computed, self.prefill_target)  # whoever is in step had all of it computed before
 
     @property
     def prefill_remaining(self) -> int:
-        return self.prefill_target - self.prefill_offset
+        return max(0, self.prefill_target - self._computed)
 
     @property
     def prefilling(self) -> bool:

@@ -216,7 +216,7 @@ class Scheduler:
         if not granted:
             return None
         self._iteration += 1
-        booking = Booking([], [], [], [])
+        booking = Booking()
         features, chunks = tuple([mix.features for mix in granted]), chunks_of(granted)
         preempted, self._gave_way = tuple(self._gave_way), []
         plan = IterationPlan(
@@ -292,15 +292,16 @@ class Scheduler:
         sampling, others, at = under_way.sampling, list[int](), 0
         told = {sampling[index].request_id: (logprob,) for index, logprob in result.logprobs}
         for step in under_way.steps:
-            came = self._running.streams.tokens_came(step, sampling, result.tokens, now)
+            came = self._running.streams.tokens_came(step, result.tokens, now)
             self._ledger.book_step(came, told)
             others += [*range(at, step.first), *came.apart]
-            at = step.first + step.streams
+            at = step.end
         return [*others, *range(at, len(sampling))]
 
     def _compose(self, now: float) -> tuple[list[Mix], bool]:
         """What the policy wants and the blocks allow, and whether a sequence gave way for want of blocks."""
-        self.entrance.let_in(self.policy.urgency, now, self._iteration, not self.intake.divides)
+        if self._waiting:
+            self.entrance.let_in(self.policy.urgency, now, self._iteration, not self.intake.divides)
         mixes = self.policy.compose(self._batch(now))
         gave_way = self._secure_blocks(mixes, now)
         if gave_way:

@@ -26,12 +26,17 @@ _order = attrgetter("order")
 
 
 class Step(NamedTuple):
-    """One that was planned: `number`, and how many streams take it, which are sampled from the place `first` on of the
-    plan's order."""
+    """One that was planned: its `number`, and who takes it, who are sampled from the place `first` on of the plan's
+    order."""
 
     number: int
     first: int
-    streams: int
+    sequences: tuple[Sequence, ...]
+
+    @property
+    def end(self) -> int:
+        """The place after them."""
+        return self.first + len(self.sequences)
 
 
 class Came(NamedTuple):
@@ -72,6 +77,7 @@ class Streams(list[Sequence]):
         self._left: list[_Left] = []
         self._at: dict[int, list[Sequence]] = {}
         """By how many tokens its last block would have, if it had not taken the steps."""
+        self._members: tuple[Sequence, ...] | None = None
         self._slots: tuple[int, ...] | None = None
         self._promises: Counter[Promise] = Counter()
         self._stops: Counter[int] = Counter()
@@ -80,11 +86,11 @@ class Streams(list[Sequence]):
     def join(self, sequence: Sequence) -> None:
         if not self:
             self._lockstep.forget_gaps()
-        place = bisect_left(self, sequence.order, key=_order)
+        place = self._place(sequence)
         self.insert(place, sequence)
         self._tokens.insert(place, sequence.tokens)
         self._beginning.append(sequence)
-        self._slots = None
+        self._members = self._slots = None
         self.context += sequence.computed
         self._at.setdefault(self._offset(sequence), []).append(sequence)
         self._ends.setdefault(self._end(sequence), []).append(sequence)
@@ -99,7 +105,7 @@ class Streams(list[Sequence]):
         del self[place], self._tokens[place]
         if sequence in self._beginning:
             self._beginning.remove(sequence)
-        self._slots = None
+        self._members = self._slots = None
         self.context -= sequence.computed
         _take_from(self._at, self._offset(sequence), sequence)
         _take_from(self._ends, self._end(sequence), sequence)
@@ -115,7 +121,7 @@ class Streams(list[Sequence]):
         self.clear()
         for kept in (self._tokens, self._beginning, self._ends, self._at, self._promises, self._stops):
             kept.clear()
-        self.context, self._slots, self._due_first = 0, None, None
+        self.context, self._members, self._slots, self._due_first = 0, None, None, None
 
     def forget_plans(self) -> None:
         """Nobody will answer those under way, and nobody is here."""
@@ -129,6 +135,13 @@ class Streams(list[Sequence]):
         sequence.fall_out()
 
     # What an iteration needs of them.
+
+    @property
+    def members(self) -> tuple[Sequence, ...]:
+        """Those that are here now, whoever comes and goes later."""
+        if self._members is None:
+            self._members = tuple(self)
+        return self._members
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -178,32 +191,39 @@ class Streams(list[Sequence]):
         whom it is the last one are told, and are here no more."""
         self._lockstep.planned = number = self._lockstep.planned + 1
         self.context += len(self)
-        step, ended = Step(number, first, len(self)), sorted(self._ends.get(number, ()), key=_order)
+        step, ended = Step(number, first, self.members), sorted(self._ends.get(number, ()), key=_order)
         for sequence in ended:
-            self.leave(sequence, bisect_left(self, sequence.order, key=_order))
+            self.leave(sequence, self._place(sequence))
         return step, ended
 
-    def tokens_came(self, step: Step, sampling: Seq[Sequence], tokens: Seq[int], now: float) -> Came:
+    def tokens_came(self, step: Step, tokens: Seq[int], now: float) -> Came:
         """Of a plan with that step in it. Those that stop at theirs, or have none, fall out first: they are `apart`."""
-        sequences, row = sampling, tokens
-        if len(sampling) > step.streams:
-            end = step.first + step.streams
-            sequences, row = sampling[step.first : end], tokens[step.first : end]
-        places = self._places_apart(step, sequences, row)
-        if places:
-            sequences, row = list(sequences), list(row)
-            for place in reversed(places):
-                del sequences[place], row[place]
-        lists = self._tokens if len(sequences) == len(self) else [sequence.tokens for sequence in sequences]
+        sequences: Seq[Sequence] = step.sequences
+        row = tokens if len(tokens) == len(sequences) else tokens[step.first : step.end]
+        apart = self._places_apart(step, sequences, row)
+        if apart:
+            sequences, row = _without(sequences, apart), _without(row, apart)
+        begun, later = self._beginning_with(step)
+        lists = self._tokens
+        if later:
+            lists = _without(lists, sorted([self._place(sequence) for sequence in later]))
         for of, token in zip(lists, row, strict=True):
             of.append(token)
-        own_gaps = self._begun(step, sequences, now) if self._beginning else ()
+        own_gaps = self._gaps_of(begun, step, sequences, now) if begun else ()
         gap_s = now - self._lockstep.last_at
         if sequences:
             self._lockstep.tokens_came(step.number, now)
         else:
             self._lockstep.came = step.number
-        return Came(sequences, gap_s, own_gaps, [step.first + place for place in places])
+        return Came(sequences, gap_s, own_gaps, [step.first + place for place in apart])
+
+    def _beginning_with(self, step: Step) -> tuple[list[Sequence], list[Sequence]]:
+        """For whom that step is the first, and those who came after it was planned."""
+        if not self._beginning:
+            return [], []
+        begun = [sequence for sequence in self._beginning if sequence.in_step_since < step.number]
+        self._beginning = [sequence for sequence in self._beginning if sequence.in_step_since >= step.number]
+        return begun, self._beginning
 
     def _places_apart(self, step: Step, sequences: Seq[Sequence], row: Seq[int]) -> list[int]:
         places = []
@@ -215,15 +235,13 @@ class Streams(list[Sequence]):
             for place, (sequence, token) in enumerate(zip(sequences, row, strict=True)):
                 if place not in places and (token == NO_TOKEN or token in sequence.stop_token_ids):
                     places.append(place)
-                    self.leave(sequence, bisect_left(self, sequence.order, key=_order))
+                    self.leave(sequence, self._place(sequence))
         return sorted(places)
 
-    def _begun(self, step: Step, sequences: Seq[Sequence], now: float) -> list[tuple[Sequence, float]]:
-        """Those of the step that had their token before it by themselves, and not when the others had theirs."""
-        begun = [sequence for sequence in self._beginning if sequence.in_step_since < step.number]
-        if not begun:
-            return []
-        self._beginning = [sequence for sequence in self._beginning if sequence.in_step_since >= step.number]
+    def _gaps_of(
+        self, begun: Seq[Sequence], step: Step, sequences: Seq[Sequence], now: float
+    ) -> list[tuple[Sequence, float]]:
+        """Of those that had their token before the step by themselves, and not when the others had theirs."""
         if len(begun) == len(sequences):
             self._lockstep.last_at = sequences[0].last_token_at or 0.0
         own = []
@@ -233,6 +251,9 @@ class Streams(list[Sequence]):
                 own.append((sequence, now - before))
                 sequence.had_gap_of_its_own(step.number, now - before)
         return own
+
+    def _place(self, sequence: Sequence) -> int:
+        return bisect_left(self, sequence.order, key=_order)
 
     def _offset(self, sequence: Sequence) -> int:
         return (sequence.computed - self._lockstep.planned) % self.block_size
@@ -244,6 +265,14 @@ class Streams(list[Sequence]):
         """Whose last block has so many now, oldest first."""
         found = self._at.get((tokens - self._lockstep.planned) % self.block_size, ())
         return found if len(found) < 2 else sorted(found, key=_order)
+
+
+def _without(those: Seq[T], places: Seq[int]) -> list[T]:
+    """`places` in order."""
+    left = list(those)
+    for place in reversed(places):
+        del left[place]
+    return left
 
 
 def _take_from(listed: dict[int, list[Sequence]], at: int, sequence: Sequence) -> None:
