@@ -219,12 +219,8 @@ class Sequence:
 
     def fall_out(self) -> None:
         """It does not go on with them, and what it has come to is its own."""
-        self._computed, self._pending, self._last_token_at, self._largest_gap_s = (
-            self.computed,
-            self.pending,
-            self.last_token_at,
-            self.largest_gap_s,
-        )
+        counted = self.computed, self.pending, self.last_token_at, self.largest_gap_s
+        self._computed, self._pending, self._last_token_at, self._largest_gap_s = counted
         self.lockstep = None
 
     @property
