@@ -31,10 +31,11 @@ class Ledger:
             self._timings.others += [TokenTiming(of.request_id, None, gap_s, False) for of, gap_s in own]
         if together:
             self._timings.together.append(Together(together, came.gap_s))
-        if self.read:
+        if self.read and logprobs:
+            told = [(s.request_id, (s.tokens[-1],), logprobs.get(s.request_id, ())) for s in came.sequences]
+            self._deltas += [Delta(*delta) for delta in told]
+        elif self.read:
             self._deltas += [_made(Delta, (s.request_id, (s.tokens[-1],), (), *_PLAIN)) for s in came.sequences]
-            if logprobs:
-                self._deltas = [d._replace(logprobs=logprobs.get(d.request_id, d.logprobs)) for d in self._deltas]
 
     def book(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> Delta:
         """Add a token to its sequence. The delta is told, but for the last one, which `close` is to tell.
