@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from scheduler.plan import Forward, Segment
 from scheduler.policies import Draft, Mix
 from scheduler.prefixes import Written
 from scheduler.request import Phase, Sequence
-from scheduler.running import Running, Streams
+from scheduler.running import Running
 from scheduler.scoring import Scored, gives_scores
+from scheduler.streams import Step, Streams
 
 
-class Booking(NamedTuple):
+@dataclass(slots=True)
+class Booking:
     """What is noted of the forwards of a plan: who is sampled from, in the order of the plan, which blocks get full,
-    and which chunks give log-probabilities of their prompt."""
+    which chunks give log-probabilities of their prompt, and steps that all streams take."""
 
-    sampling: list[Sequence]
-    written: list[Written]
-    scored: list[Scored]
+    sampling: tuple[Sequence, ...] = ()
+    written: list[Written] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
 
 def book_forward(mix: Mix, running: Running, booking: Booking) -> Forward:
@@ -30,15 +33,13 @@ def book_forward(mix: Mix, running: Running, booking: Booking) -> Forward:
         unsent = _unsent_blocks(sequence, sequence.computed // block_size + 1)
         new_blocks += [(sequence.slot, block) for block in unsent]
     filling = _filling_a_block(streams, block_size)
-    booking.sampling.extend(streams)
+    first = len(booking.sampling)
+    booking.sampling += streams.members if isinstance(streams, Streams) else tuple(streams)
     slots = streams.slots if isinstance(streams, Streams) else tuple([sequence.slot for sequence in streams])
-    if streams is running.streams:
-        running.step()
+    if streams and streams is running.streams:
+        booking.steps.append(running.step(first))
     elif streams:
-        for sequence in streams:
-            sequence.computed += 1
-            sequence.pending += 1
-        running.sort_out()
+        running.step_alone(streams)
     for sequence in filling:
         end = sequence.computed
         booking.written.append(Written(sequence, sequence.preemptions, end - 1, end))
@@ -79,7 +80,7 @@ def _book_chunk(draft: Draft, block_size: int, booking: Booking) -> Segment:
     sample = sequence.computed == sequence.length
     if sample:
         sequence.pending += 1
-        booking.sampling.append(sequence)
+        booking.sampling += (sequence,)
     score = gives_scores(sequence, start, sequence.computed)
     if score:
         booking.scored.append(Scored(sequence, start))

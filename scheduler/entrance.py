@@ -70,8 +70,6 @@ class Entrance:
         if tenants is None or urgency is None:
             return
         self._prompts = list(self._residents.line.prompts)
-        if not self.waiting and len(self._prompts) < 2:
-            return
         weights = sum([tenant.weight for tenant in tenants.values()])
         for name, tenant in tenants.items():
             own = [s for s in self._prompts if s.request.tenant == name] if len(tenants) > 1 else self._prompts

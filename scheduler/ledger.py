@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping
 
 from scheduler.progress import Served, Timings, Together, TokenTiming, outcome_of
-from scheduler.request import Delta, Finish, Phase, Sequence, TokenLogprob
+from scheduler.request import Delta, Finish, Sequence, TokenLogprob
+from scheduler.streams import Came
 
 _made = tuple.__new__
 _PLAIN = Delta("")[3:]
@@ -20,46 +21,21 @@ class Ledger:
         self._deltas: list[Delta] = []
         self._timings = Timings()
         self._served: list[Served] = []
-        self._before, self._now, self._gap = 0.0, 0.0, 0.0
 
-    def book_together(
-        self, sampling: Seq[Sequence], tokens: Seq[int], now: float, ending: bool = True
-    ) -> list[tuple[int, Sequence, int]]:
-        """Add their tokens to the sequences that just go on, at the pace of the first: with a token before, and more
-        to come (to all of them, where none is `ending`). Returns the others, untouched, with their places and tokens.
-
-        That is nearly everybody in nearly every iteration, so that nothing more is done for each than has to be.
-        """
-        before = sampling[0].last_token_at if sampling else None
-        if before is None:
-            return list(zip(range(len(sampling)), sampling, tokens, strict=True))
-        gap = now - before
-        running = Phase.RUNNING
-        others = [
-            (place, sequence, token)
-            for place, (sequence, token) in enumerate(zip(sampling, tokens, strict=True))
-            if sequence.last_token_at is not before
-            or sequence.phase is not running
-            or token in sequence.stop_token_ids
-            or (ending and len(sequence.tokens) + 1 >= sequence.final_length)
-        ]
-        together, theirs = list(sampling), list(tokens)
-        for place, *_ in reversed(others):
-            del together[place], theirs[place]
-        # Short loops: of many groups' sequences few are in the processor's caches, and while a short loop waits for one
-        # it has asked for those after it.
-        for sequence, token in zip(together, theirs, strict=True):
-            sequence.tokens.append(token)
-        for sequence in together:
-            sequence.pending -= 1
-            sequence.last_token_at = now
-            if gap > sequence.largest_gap_s:
-                sequence.largest_gap_s = gap
+    def book_step(self, came: Came, logprobs: Mapping[str, tuple[TokenLogprob, ...]]) -> None:
+        """Tell of the tokens of a step, with their log-probabilities by request where those were asked for."""
+        together, own = came.sequences, came.own_gaps
+        if own:
+            alone = {sequence.order for sequence, _ in own}
+            together = [sequence for sequence in together if sequence.order not in alone]
+            self._timings.others += [TokenTiming(of.request_id, None, gap_s, False) for of, gap_s in own]
         if together:
-            self._timings.together.append(Together(together, gap))
-            if self.read:
-                self._deltas += [_made(Delta, (s.request_id, (s.tokens[-1],), (), *_PLAIN)) for s in together]
-        return others
+            self._timings.together.append(Together(together, came.gap_s))
+        if self.read and logprobs:
+            told = [(s.request_id, (s.tokens[-1],), logprobs.get(s.request_id, ())) for s in came.sequences]
+            self._deltas += [Delta(*delta) for delta in told]
+        elif self.read:
+            self._deltas += [_made(Delta, (s.request_id, (s.tokens[-1],), (), *_PLAIN)) for s in came.sequences]
 
     def book(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> Delta:
         """Add a token to its sequence. The delta is told, but for the last one, which `close` is to tell.
@@ -83,9 +59,8 @@ class Ledger:
             if sequence.scores_wanted:
                 scores = sequence.take_prompt_logprobs()
         else:
-            gap = self._since(before, now)
-            if gap > sequence.largest_gap_s:
-                sequence.largest_gap_s = gap
+            gap = now - before
+            sequence.had_gap(gap)
         sequence.last_token_at = now
         name, finish = sequence.request_id, Finish.LENGTH if last else None
         # One of each for every token there is: made without the detour over their constructors.
@@ -95,13 +70,6 @@ class Ledger:
         if not last:
             self._deltas.append(delta)
         return delta
-
-    def _since(self, before: float, now: float) -> float:
-        """Most tokens of an iteration come after the same one of the iteration before: they have one gap, and one
-        number in memory for it."""
-        if before is not self._before or now is not self._now:
-            self._before, self._now, self._gap = before, now, now - before
-        return self._gap
 
     def tell(self, delta: Delta) -> None:
         self._deltas.append(delta)

@@ -15,6 +15,7 @@ from scheduler.request import Sequence
 from scheduler.roofline import Features
 from scheduler.scoring import Scored
 from scheduler.slo import Outcome, Promise
+from scheduler.streams import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +34,16 @@ class Chunk:
 class InFlight(NamedTuple):
     """A plan under way: who is sampled from, in the order of the plan, what each of its forwards costs by, why it is
     as large as it is, its chunks, whom it made give way, which sequences fill blocks in it, which chunks score
-    their prompt, and whether it may have anybody's last token."""
+    their prompt, and the steps of all streams in it."""
 
-    sampling: list[Sequence]
+    sampling: tuple[Sequence, ...]
     features: tuple[Features, ...]
     decision: Decision
     chunks: tuple[Chunk, ...]
     preempted: tuple[str, ...]
     written: list[Written]
     scored: list[Scored]
-    ending: bool
+    steps: list[Step]
 
     def failed(self, result: IterationResult) -> list[Sequence]:
         """Those that could not be sampled from."""
@@ -69,7 +70,7 @@ class TokenTiming(NamedTuple):
 class Together(NamedTuple):
     """Tokens of sequences that had one before and are to have more, all of them after the same gap."""
 
-    sequences: list[Sequence]
+    sequences: Seq[Sequence]
     gap_s: float
 
 

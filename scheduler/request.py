@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from scheduler.blocks import BlockTable
+from scheduler.lockstep import Lockstep
 from scheduler.sampling import SamplingParams
 from scheduler.slo import DEFAULT_CLASS, Grant, Promise
 
@@ -91,18 +92,16 @@ class Sequence:
     """A request's way through the scheduler. One idea: `computed` chases the tokens there are.
 
     Chunks, decodes, and resuming after a preemption all follow from it. `pending` counts tokens that have been
-    scheduled to be sampled but whose value has not come back yet (it stays on the worker). What is asked of every
-    sequence in every iteration and follows from its request is written down once, and stands first: side by side in
-    memory, which is what an iteration of many sequences waits for.
+    scheduled to be sampled but whose value has not come back yet (it stays on the worker).
+
+    A stream goes on in step with the others of its group: then what each step adds to it is counted in their common
+    `lockstep`, and only what it was before stands here.
     """
 
     tokens: list[int]
-    pending: int = 0
     phase: Phase = Phase.WAITING
-    last_token_at: float | None = None
+    lockstep: Lockstep | None = None
     stop_token_ids: tuple[int, ...] = field(init=False)
-    largest_gap_s: float = 0.0
-    computed: int = 0
     promise: Promise
     first_token_at: float | None = None
     given: int = field(init=False)
@@ -150,6 +149,13 @@ class Sequence:
     """Those known so far, of its prompt's tokens from the second on, until they are told."""
     scores_wanted: int = field(init=False)
     """So many log-probabilities of its prompt are to be told; 0 once they are."""
+    in_step_since: int = 0
+    """It takes the steps after this one."""
+    _gaps_since: int = field(default=0, init=False)
+    _computed: int = field(default=0, init=False)
+    _pending: int = field(default=0, init=False)
+    _last_token_at: float | None = field(default=None, init=False)
+    _largest_gap_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         request = self.request
@@ -159,6 +165,63 @@ class Sequence:
         self.final_length = len(request.prompt) + request.max_tokens
         scores = request.sampling.prompt_logprobs is not None and not request.produced
         self.scores_wanted = len(request.prompt) - 1 if scores else 0
+
+    # How far it is, by itself or in step with others.
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose KV exists, or will once the plans under way are carried out."""
+        steps = self.lockstep
+        return self._computed if steps is None else self._computed + steps.planned - self.in_step_since
+
+    @computed.setter
+    def computed(self, tokens: int) -> None:
+        self._computed += tokens - self.computed
+
+    @property
+    def pending(self) -> int:
+        steps, since = self.lockstep, self.in_step_since
+        return self._pending if steps is None else self._pending + steps.planned - max(steps.came, since)
+
+    @pending.setter
+    def pending(self, tokens: int) -> None:
+        self._pending += tokens - self.pending
+
+    @property
+    def last_token_at(self) -> float | None:
+        """In the scheduler's clock; None before its first one here."""
+        steps = self.lockstep
+        return self._last_token_at if steps is None or steps.came <= self.in_step_since else steps.last_at
+
+    @last_token_at.setter
+    def last_token_at(self, now: float | None) -> None:
+        self._last_token_at = now
+
+    @property
+    def largest_gap_s(self) -> float:
+        steps = self.lockstep
+        in_step = 0.0 if steps is None else steps.longest_gap_s(self._gaps_since)
+        return max(self._largest_gap_s, in_step)
+
+    def had_gap(self, seconds: float) -> None:
+        """Between two tokens that came by themselves."""
+        self._largest_gap_s = max(self._largest_gap_s, seconds)
+
+    def had_gap_of_its_own(self, step: int, seconds: float) -> None:
+        """Before its token of that step: its token before that did not come with those of the others."""
+        self._gaps_since = step
+        self.had_gap(seconds)
+
+    def fall_in(self, lockstep: Lockstep) -> None:
+        """From the next step on it goes on with the others."""
+        self.lockstep = lockstep
+        self.in_step_since = self._gaps_since = lockstep.planned
+
+    def fall_out(self) -> None:
+        """It does not go on with them, and what it has come to is its own."""
+        counted = self.computed, self.pending, self.last_token_at, self.largest_gap_s
+        self._computed, self._pending, self._last_token_at, self._largest_gap_s = counted
+        self.lockstep = None
 
     @property
     def computes_itself(self) -> bool:
@@ -173,7 +236,7 @@ class Sequence:
     @property
     def length(self) -> int:
         """Tokens that exist, those still on the worker included."""
-        return len(self.tokens) + self.pending
+        return len(self.tokens) + (self._pending if self.lockstep is None else self.pending)
 
     @property
     def generated(self) -> int:
@@ -214,11 +277,11 @@ class Sequence:
     @property
     def prefill_offset(self) -> int:
         """Tokens of this prefill (the prompt; after a preemption also what was produced) whose KV exists."""
-        return min(self.computed, self.prefill_target)
+        return min(self._computed, self.prefill_target)  # whoever is in step had all of it computed before
 
     @property
     def prefill_remaining(self) -> int:
-        return self.prefill_target - self.prefill_offset
+        return max(0, self.prefill_target - self._computed)
 
     @property
     def prefilling(self) -> bool:

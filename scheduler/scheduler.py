@@ -172,6 +172,7 @@ class Scheduler:
             sequence.pending = 0
             self.host.forget(sequence)
         self._under_way.clear()
+        self._running.streams.forget_plans()
         self.intake.changed()
         self.exchange.forget_workers()
         self._residents.forget_workers()
@@ -215,7 +216,7 @@ class Scheduler:
         if not granted:
             return None
         self._iteration += 1
-        booking = Booking([], [], [])
+        booking = Booking()
         features, chunks = tuple([mix.features for mix in granted]), chunks_of(granted)
         preempted, self._gave_way = tuple(self._gave_way), []
         plan = IterationPlan(
@@ -236,7 +237,7 @@ class Scheduler:
             preempted=preempted,
             written=booking.written,
             scored=booking.scored,
-            ending=bool(self._running.ending),
+            steps=booking.steps,
         )
         self._under_way.add(plan.iteration, in_flight)
         return plan
@@ -263,18 +264,15 @@ class Scheduler:
         return deltas + added if deltas else added
 
     def _take_tokens(self, under_way: InFlight, result: IterationResult, now: float) -> None:
-        sampling = under_way.sampling
-        logprobs, travels, finished = dict(result.logprobs), self.exchange.role == "prefill", Phase.FINISHED
-        if logprobs or travels or NO_TOKEN in result.tokens:
-            singly = list(zip(range(len(sampling)), sampling, result.tokens, strict=True))
-        else:
-            singly = self._ledger.book_together(sampling, result.tokens, now, under_way.ending)
-        for index, sequence, token in singly:
+        logprobs, errors = dict(result.logprobs), dict(result.errors)
+        travels, finished = self.exchange.role == "prefill", Phase.FINISHED
+        for index in self._take_steps(under_way, result, now):
+            sequence, token = under_way.sampling[index], result.tokens[index]
             sequence.pending -= 1
             if sequence.phase is finished:
                 continue
             if token == NO_TOKEN:
-                self._end(sequence, Finish.ERROR, dict(result.errors).get(index, "no token was sampled"))
+                self._end(sequence, Finish.ERROR, errors.get(index, "no token was sampled"))
             elif token in sequence.stop_token_ids:
                 self._end(sequence, Finish.STOP, str(token))
             else:
@@ -288,9 +286,22 @@ class Scheduler:
                 elif handed_over:
                     self.exchange.hold(sequence)
 
+    def _take_steps(self, under_way: InFlight, result: IterationResult, now: float) -> list[int]:
+        """Book the tokens of those that go on with all other streams, which is nearly everybody in nearly every
+        iteration. Returns where in the plan's order the others are."""
+        sampling, others, at = under_way.sampling, list[int](), 0
+        told = {sampling[index].request_id: (logprob,) for index, logprob in result.logprobs}
+        for step in under_way.steps:
+            came = self._running.streams.tokens_came(step, result.tokens, now)
+            self._ledger.book_step(came, told)
+            others += [*range(at, step.first), *came.apart]
+            at = step.end
+        return [*others, *range(at, len(sampling))]
+
     def _compose(self, now: float) -> tuple[list[Mix], bool]:
         """What the policy wants and the blocks allow, and whether a sequence gave way for want of blocks."""
-        self.entrance.let_in(self.policy.urgency, now, self._iteration, not self.intake.divides)
+        if self._waiting:
+            self.entrance.let_in(self.policy.urgency, now, self._iteration, not self.intake.divides)
         mixes = self.policy.compose(self._batch(now))
         gave_way = self._secure_blocks(mixes, now)
         if gave_way:

@@ -254,10 +254,13 @@ class SimulatedCluster:
             if seen is not None and seen.scheduled is None:
                 seen.scheduled = record.started
         self._keeper.tokens_came(record, self._seen)
-        self.ends(record.deltas, record.served)
+        if record.deltas:
+            self.ends(record.deltas, record.served)
+        else:
+            self._tell()
 
     def ends(self, deltas: list[Delta], served: list[Served]) -> None:
-        fared = {of.request_id: of.outcome for of in served} if served else {}
+        fared = {of.request_id: of.outcome for of in served}
         for delta in deltas:
             if delta.finish is not None:
                 seen = self._seen.pop(delta.request_id)

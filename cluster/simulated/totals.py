@@ -70,10 +70,12 @@ class Totals:
         pass
 
     def tokens_came(self, record: IterationRecord, seen: Mapping[str, SeenRequest]) -> None:
-        self.tokens += len(record.timings)
-        for sequences, gap_s in record.timings.together:
+        together, others = record.timings.together, record.timings.others
+        self.tokens += len(others)
+        for sequences, gap_s in together:
+            self.tokens += len(sequences)
             self.gaps.note(gap_s, len(sequences))
-        for timing in record.timings.others:
+        for timing in others:
             if timing.gap_s is not None:
                 self.gaps.note(timing.gap_s)
             elif timing.since_arrival_s is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from heapq import heappop, heappush
-from typing import Any, NamedTuple, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -38,7 +38,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._due: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle | _Answer]] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle | asyncio.Future[Any], Any]] = []
+        """Moments, each with a call that is due then, or with a future and its result."""
         self._made = itertools.count()  # timers of one moment are run in the order in which they were made
 
     def time(self) -> float:
@@ -60,12 +61,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        heappush(self._timers, (when, next(self._made), timer))
+        heappush(self._timers, (when, next(self._made), timer, None))
         return timer
 
     def resolve_at(self, when: float, future: asyncio.Future[T], result: T) -> None:
         """Set a future's result at a moment, unless it is done by then: what a timer does that is never cancelled."""
-        heappush(self._timers, (when, next(self._made), _Answer(future, result)))
+        heappush(self._timers, (when, next(self._made), future, result))
 
     def close(self) -> None:
         self._due.clear()
@@ -79,11 +80,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._jump()
         together = self._now + TOGETHER_S
         while timers and timers[0][0] < together:
-            timer = heappop(timers)[2]
-            if not isinstance(timer, _Answer):
+            timer, result = heappop(timers)[2:]
+            if isinstance(timer, asyncio.TimerHandle):
                 due.append(timer)
-            elif not timer.future.done():
-                timer.future.set_result(timer.result)
+            elif not timer.done():
+                timer.set_result(result)
         for _ in range(len(due)):
             handle = due.popleft()
             if not handle._cancelled:
@@ -91,7 +92,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _jump(self) -> None:
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and _over(timers[0][2]):
             heappop(timers)
         if not timers:
             raise NothingLeft("every task of the simulation waits, and no timer is left")
@@ -99,12 +100,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = max(self._now, timers[0][0])
 
 
-class _Answer(NamedTuple):
-    future: asyncio.Future[Any]
-    result: Any
-
-    def cancelled(self) -> bool:
-        return self.future.done()
+def _over(timer: asyncio.TimerHandle | asyncio.Future[Any]) -> bool:
+    """Whether nobody waits for it any more."""
+    return timer.cancelled() if isinstance(timer, asyncio.TimerHandle) else timer.done()
 
 
 def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:

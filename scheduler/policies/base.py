@@ -11,7 +11,7 @@ from scheduler.budget import NOTHING_WANTED, Batch, Decision
 from scheduler.entrance import Urgency
 from scheduler.request import Sequence
 from scheduler.roofline import Features
-from scheduler.running import Streams
+from scheduler.streams import Streams
 
 
 @dataclass(frozen=True, slots=True)

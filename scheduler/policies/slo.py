@@ -23,8 +23,8 @@ from scheduler.policies.pace import Pace
 from scheduler.policies.sharing import Sharing
 from scheduler.request import Sequence
 from scheduler.roofline import Features
-from scheduler.running import Streams
 from scheduler.search import largest
+from scheduler.streams import Streams
 
 DELIVERY_SHARE = 0.05
 """Of a TPOT, that the allowance for delivery may take at most."""

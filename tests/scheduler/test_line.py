@@ -20,16 +20,17 @@ from scheduler.slo import UNPROMISED
 
 def sequence(order: int, prompt: int = 1, computed: int = 0) -> Sequence:
     tokens = tuple(range(prompt))
-    return Sequence(
+    made = Sequence(
         request=Request(f"r{order}", tokens, 4),
         arrival=0.0,
         order=order,
         tokens=list(tokens),
         promise=UNPROMISED,
         phase=Phase.RUNNING,
-        computed=computed,
         prefill_target=prompt,
     )
+    made.computed = computed
+    return made
 
 
 @given(st.permutations(range(12)), st.data())
