@@ -32,11 +32,29 @@ class Starter(threading.Thread, Generic[Result]):
         """Raise `error` in what is being started, and wait until it has taken notice."""
         begun = time.monotonic()
         while not self.outcome.done() and time.monotonic() < begun + within_s:
-            self._raise(ctypes.py_object(error))
+            _raise_in(self.ident, error)
             wait([self.outcome], timeout=0.2)
         if self.outcome.done():
-            self._raise(None)  # one that came too late would end the thread
+            _raise_in(self.ident, None)  # one that came too late would end the thread
+            _look_no_more()
 
-    def _raise(self, error: Any) -> None:
-        """The next time that the thread runs Python; with None, nothing that has been asked for."""
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), error)
+
+class _Found(BaseException):
+    pass
+
+
+def _look_no_more() -> None:
+    """Every thread looks for such an error until one is found, and one that was taken back never is: all of them would
+    look for ever, and CPython 3.11 would not get on where it is traced. So this one finds one."""
+    try:
+        _raise_in(threading.get_ident(), _Found)
+        while True:
+            pass
+    except _Found:
+        pass
+
+
+def _raise_in(thread: int | None, error: type[BaseException] | None) -> None:
+    """The next time that the thread runs Python; with None, nothing that has been asked for."""
+    asked = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread or 0), asked)

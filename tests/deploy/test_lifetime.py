@@ -134,3 +134,25 @@ def test_an_interruption_that_comes_too_late_does_not_end_the_thread(monkeypatch
     ended.set()
     starter.join(10)
     assert not raised
+
+
+TRACED = """
+import sys, threading, time
+from deploy.starter import Starter
+
+def start():
+    while True:
+        time.sleep(0.01)
+
+starter = Starter(start, threading.Event())
+starter.start()
+starter.interrupt(KeyboardInterrupt, 10)
+assert starter.outcome.done()
+sys.settrace(lambda *seen: None)
+(lambda: None)()
+"""
+
+
+def test_who_was_interrupted_can_be_traced() -> None:
+    """As debuggers and coverage do: what an interruption leaves behind made CPython 3.11 stand still there."""
+    subprocess.run([sys.executable, "-c", TRACED], timeout=60, check=True)
