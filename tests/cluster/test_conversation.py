@@ -51,6 +51,9 @@ class StrictGroup:
     async def close(self) -> None:
         pass
 
+    async def give_back(self) -> None:
+        pass
+
     def patience(self, predicted_s: float | None) -> float:
         return 60.0
 
