@@ -128,9 +128,7 @@ class WorkerGroup:
 
     async def give_back(self) -> None:
         """Have every rank return what iterations took, and it does not need by itself. One that cannot need not."""
-        for rank in self._ranks:
-            with suppress(RayError):
-                await rank.give_back.remote()
+        await asyncio.gather(*(rank.give_back.remote() for rank in self._ranks), return_exceptions=True)
 
     async def pids(self) -> list[int]:
         return list(await asyncio.gather(*(rank.ping.remote() for rank in self._ranks)))

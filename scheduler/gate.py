@@ -217,8 +217,6 @@ class Gate:
         and blocks, if all of them generate what they may: a stop token comes sooner, so that this is the most."""
         if queue.elsewhere is not None:
             return 0.0  # nobody stays: what has to end is the prompts ahead, which are counted
-        if not queue.waiting and queue.free_slots > 0 and queue.blocks_for(newcomer.length) <= queue.free_blocks:
-            return 0.0
         before = [s for s in queue.waiting if not s.yields and s.due <= newcomer.due]
         slots = len(before) + 1 - queue.free_slots
         blocks = sum([queue.blocks_for(s.length) for s in (*before, newcomer)]) - queue.free_blocks
