@@ -119,7 +119,7 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = "auto"
     attention: Literal["auto", "cpu", "flash_attn", "varlen"] = "auto"
-    transport: Literal["auto", "compiled", "actor"] = "auto"
+    transport: Literal["auto", "compiled", "socket", "actor"] = "auto"
     threads: int | None = Field(default=None, ge=1)
     overlap: int = Field(default=1, ge=1, le=2)
     ttft_ms: Milliseconds | None = None

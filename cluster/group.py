@@ -22,7 +22,7 @@ from cluster.rank_process import RankProcess
 from cluster.recovery import WorkersLost, in_words
 from cluster.sizing import kv_blocks, swap_blocks
 from cluster.transport import Transport, make_transport
-from cluster.worker_actor import CONTROL, KV, KV_REPORTS, RankActor
+from cluster.worker_actor import CONTROL, KV, KV_REPORTS, PLANS, RankActor
 from scheduler.codec import decode_result, encode_plan
 from scheduler.plan import IterationPlan, IterationResult
 from workers.config import WorkerDescription
@@ -40,6 +40,7 @@ class WorkerGroup:
         self._placement = placement
         self._ranks = ranks
         self._transport: Transport | None = None
+        self._here = False
         self._deaths: list[asyncio.Future[None]] = []
         self._processes: list[RankProcess] = []
         self.descriptions: list[WorkerDescription] = []
@@ -67,7 +68,7 @@ class WorkerGroup:
             say("loading weights")
             await group._load(config, model_dir)
             await group._allocate(config, swap)
-            group._transport = make_transport(config.transport, group._ranks, device)
+            group._transport = await make_transport(config.transport, group._ranks, device, group._here)
             group._deaths = [asyncio.ensure_future(_watch(rank)) for rank in group._ranks]
         except BaseException:
             await group.destroy()
@@ -165,7 +166,9 @@ class WorkerGroup:
         self._processes = await _all([rank.process.remote() for rank in self._ranks])
         places = await _all([rank.where.remote() for rank in self._ranks])
         _, address, port = places[0]
-        one_host = len({node for node, _, _ in places}) == 1
+        nodes = {node for node, _, _ in places}
+        one_host = len(nodes) == 1
+        self._here = nodes == {ray.get_runtime_context().get_node_id()}
         rendezvous = f"tcp://{'127.0.0.1' if one_host else address}:{port}"
         alone = one_host and config.group_count == 1
         base = worker_config(config, model_dir)
@@ -222,7 +225,7 @@ def _rank_actor(placement: PlacementGroup, rank: int, device: str, threads: int)
     resources: dict[str, Any] = {"num_gpus": 1} if device.startswith("cuda") else {"num_cpus": 0}
     remote: Any = ray.remote
     actor: Any = (
-        remote(concurrency_groups={CONTROL: 8, KV: 1, KV_REPORTS: 1})(RankActor)
+        remote(concurrency_groups={CONTROL: 8, KV: 1, KV_REPORTS: 1, PLANS: 1})(RankActor)
         .options(
             scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=rank),
             runtime_env={"env_vars": _environment(threads)},

@@ -1,4 +1,5 @@
-"""How a plan gets to every rank and its result back: a compiled graph, or plain actor calls, behind one interface."""
+"""How a plan gets to every rank and its result back: a compiled graph, sockets, or plain actor calls, behind one
+interface."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from ray.exceptions import RayChannelError, RayChannelTimeoutError
 from ray.experimental.compiled_dag_ref import CompiledDAGRef
 
 from cluster.recovery import in_words
+from cluster.socket_transport import SocketTransport
 from cluster.worker_actor import PARK
 
 _log = logging.getLogger(__name__)
@@ -177,19 +179,24 @@ class ActorTransport:
         pass
 
 
-def make_transport(name: str, ranks: Sequence[ActorHandle[Any]], device: str) -> Transport:
-    """`auto` is compiled on CUDA where that can be set up, and plain calls on a CPU.
+async def make_transport(name: str, ranks: Sequence[ActorHandle[Any]], device: str, here: bool) -> Transport:
+    """`auto` is compiled on CUDA where that can be set up, sockets where all ranks are `here`, on this process's node,
+    and plain calls otherwise.
 
-    A compiled graph saves about 2 ms a step, which matters beside a step of ten and hardly beside one of sixty; and on
-    a CPU the ranks compute on the threads that its readers would turn on while they wait. Raises what Ray raises where
-    `compiled` was asked for and cannot be had.
+    On a CPU the ranks compute on the threads that a compiled graph's readers would turn on while they wait. What was
+    asked for by its name has to be there: raises ValueError for sockets between nodes, ConnectionError where a rank
+    does not come to its own, and what Ray raises for a compiled graph.
     """
-    if name == "actor" or (name == "auto" and not device.startswith("cuda")):
-        return ActorTransport(ranks)
+    wanted = name if name != "auto" else "compiled" if device.startswith("cuda") else "socket" if here else "actor"
+    if name == "socket" and not here:
+        raise ValueError("plans can go by sockets only where all ranks are on the scheduler's node")
     try:
-        return CompiledTransport(ranks)
-    except Exception as error:  # whatever Ray finds missing on this machine
-        if name == "compiled":
+        if wanted == "compiled":
+            return CompiledTransport(ranks)
+        if wanted == "socket":
+            return await SocketTransport.open(ranks)
+    except Exception as error:  # whatever is missing on this machine
+        if name != "auto":
             raise
-        _log.warning("plans go by actor calls, for a compiled graph cannot be set up: %s", in_words(error))
-        return ActorTransport(ranks)
+        _log.warning("plans go by actor calls, for %s cannot be had: %s", wanted, in_words(error))
+    return ActorTransport(ranks)

@@ -32,6 +32,8 @@ TBT_FACTOR = 2.0
 """The default bound on a single gap over the default TPOT."""
 ITERATIONS_WAITED = 8
 """Of the longest ones, that a short prompt's TTFT is worth."""
+TOKENS_WAITED = 2
+"""Times the pace of streams, that an iteration may take where none runs: who comes waits for half of it on average."""
 CUDA_TILE = 128
 DELIVERY_S = 0.002
 """What two tokens may differ by in their ways from the workers to the client, by whose clock promises are kept."""
@@ -134,10 +136,11 @@ def policy_for(config: EngineConfig, name: str, chunk_size: int, info: EngineInf
 
 def longest_iteration(tuning: Tuning) -> float:
     """Seconds that leave who comes the moment such an iteration starts most of the time until its first token is due,
-    at least for a short prompt. Shorter than the pace of the streams it need not be."""
+    at least for a short prompt. Shorter than what a stream waits for two tokens it need not be: short chunks read the
+    weights, and what was computed of the prompt, more often."""
     own = tuning.cost.predict(Features().with_chunk(0, SHORT_PROMPT))
     default = tuning.promises.promise(SHORT_PROMPT)
-    little = max(default.ttft_s / ITERATIONS_WAITED, default.tpot_s)
+    little = max(default.ttft_s / ITERATIONS_WAITED, TOKENS_WAITED * default.tpot_s)
     return min(little, max(default.ttft_s - own, default.ttft_s / 2))
 
 

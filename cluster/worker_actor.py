@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import ray
 
+from cluster.frames import FrameSocket
 from cluster.orphans import end_with_raylet
 from cluster.rank_process import RankProcess
 from cluster.ray_facts import node_address
@@ -32,6 +34,8 @@ KV = "kv"
 """That of KV leases and orders: one thread, so that they keep their order. None of them waits for another process."""
 KV_REPORTS = "kv_reports"
 """That of the one call that waits for what was sent."""
+PLANS = "plans"
+"""That of the one call that serves a socket."""
 PARK = b"park"
 """Sent in the place of a plan: wait, without turning, until `wake` is called. No plan begins with this byte."""
 GIVES_BACK_AFTER_S = 1.0
@@ -76,7 +80,21 @@ class RankActor:
                 self._awake.wait()
             self._awake.clear()
             return b""
-        result = self._compute.run(self._ready().execute, decode_plan(plan))
+        return self._compute.run(self._answer, plan)
+
+    @ray.method(concurrency_group=PLANS)
+    def serve(self, path: str) -> None:
+        """Execute the plans that come by a Unix socket, until its other end is closed, on the thread that computes: no
+        other thread has to be woken for them. Raises what `execute` raises, and OSError."""
+        self._compute.run(self._serve, path)
+
+    def _serve(self, path: str) -> None:
+        with closing(FrameSocket.connect(path)) as plans:
+            while (plan := plans.receive()) is not None:
+                plans.send(self._answer(plan))
+
+    def _answer(self, plan: bytes) -> bytes:
+        result = self._ready().execute(decode_plan(plan))
         return encode_result(result) if self._rank == 0 else b""
 
     def first(self, answer: bytes, *others: bytes) -> bytes:

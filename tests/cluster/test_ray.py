@@ -78,7 +78,9 @@ def seeded(name: str, seed: int) -> Request:
     return Request(name, PROMPT[seed:], 12, SamplingParams(seed=seed))
 
 
-@pytest.mark.parametrize(("transport", "tp"), [("compiled", 1), ("compiled", 2), ("actor", 2)])
+@pytest.mark.parametrize(
+    ("transport", "tp"), [("compiled", 1), ("compiled", 2), ("socket", 1), ("socket", 2), ("actor", 2)]
+)
 async def test_the_same_tokens_as_in_one_process_and_as_transformers(
     tiny_model_dir: Path, transport: str, tp: int
 ) -> None:

@@ -90,6 +90,8 @@ async def rebuilt(cluster: AsyncCluster) -> None:
     ("transport", "tp"),
     [
         ("compiled", 2),
+        ("socket", 1),
+        pytest.param("socket", 2, marks=pytest.mark.slow),
         pytest.param("actor", 1, marks=pytest.mark.slow),
         pytest.param("actor", 2, marks=pytest.mark.slow),
     ],
@@ -121,7 +123,12 @@ async def test_a_killed_rank_is_replaced_and_streams_go_on(tiny_model_dir: Path,
 
 
 @pytest.mark.parametrize(
-    ("transport", "tp", "overlap"), [("actor", 1, 1), pytest.param("compiled", 2, 2, marks=pytest.mark.slow)]
+    ("transport", "tp", "overlap"),
+    [
+        ("socket", 1, 1),
+        pytest.param("actor", 1, 1, marks=pytest.mark.slow),
+        pytest.param("compiled", 2, 2, marks=pytest.mark.slow),
+    ],
 )
 async def test_a_hung_rank_is_noticed_and_replaced(tiny_model_dir: Path, transport: str, tp: int, overlap: int) -> None:
     requests = wanted(4, 100)
@@ -211,7 +218,7 @@ async def test_the_other_group_goes_on(tiny_model_dir: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("transport", ["compiled", "actor"])
+@pytest.mark.parametrize("transport", ["compiled", "socket", "actor"])
 async def test_ten_kills_in_a_row_at_random_points(tiny_model_dir: Path, transport: str) -> None:
     rnd = random.Random(11)
     requests = wanted(32, 110)

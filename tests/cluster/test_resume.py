@@ -108,7 +108,7 @@ async def test_a_front_end_that_is_gone_has_its_requests_ended(tiny_model_dir: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["compiled", "actor"])
+@pytest.mark.parametrize("transport", ["compiled", "socket", "actor"])
 async def test_a_scheduler_killed_again_and_again(tiny_model_dir: Path, transport: str) -> None:
     """It is also the end of the compiled graph's channels that it drives."""
     rnd = random.Random(5)
@@ -129,7 +129,7 @@ async def test_a_scheduler_killed_again_and_again(tiny_model_dir: Path, transpor
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("transport", ["compiled", "actor"])
+@pytest.mark.parametrize("transport", ["compiled", "socket", "actor"])
 async def test_ten_kills_of_random_processes_at_random_points(tiny_model_dir: Path, transport: str) -> None:
     """Ranks that are killed, ranks that are stopped, and the scheduler; two front ends have 16 streams each."""
     rnd = random.Random(3)
