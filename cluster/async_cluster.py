@@ -26,7 +26,8 @@ from cluster.open_requests import OpenRequests
 from cluster.placement import remove_orphans
 from cluster.recovery import in_words
 from cluster.scheduler_actor import UNAVAILABLE
-from cluster.scheduler_handle import Progress, asked, end, gone, make_scheduler_actor, started, why_away
+from cluster.scheduler_handle import RESTARTING, Progress, asked, end, gone, make_scheduler_actor, started, why_away
+from cluster.token_line import TokenEar
 from scheduler.codec import decode_deltas, encode_requests
 from scheduler.errors import RequestRefused
 from scheduler.request import Delta, Finish, Request
@@ -66,6 +67,8 @@ class AsyncCluster:
         self._failure: str | None = None
         self.away: str | None = None
         self._heard = 0
+        self._ear: TokenEar | None = None
+        self._may_have_a_line = True
         self._task = asyncio.create_task(self._serve())
 
     @classmethod
@@ -162,6 +165,7 @@ class AsyncCluster:
         """End this handle's requests; and, where it started the engine, the engine."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        self._hang_up()
         self._mailboxes.fail_all("the client was closed")
         if self._owner:
             await end(self.scheduler)
@@ -221,8 +225,15 @@ class AsyncCluster:
     async def _subscribe(self) -> None:
         """By a new name, so that what was on the way to the old one reaches nobody; and give every open request again.
         Those that were to end have ended with the old one."""
-        old, self.subscribed_as = self.subscribed_as, uuid.uuid4().hex
-        self.info = cast(EngineInfo, await self.scheduler.subscribe.remote(self.subscribed_as, old, self.info))
+        self._hang_up()
+        await self._introduce()
+        if self._may_have_a_line:
+            try:
+                await self._get_a_line()
+            except (OSError, TimeoutError) as error:  # nobody can tell whether the scheduler takes it for connected
+                _log.warning("the scheduler is polled, for a line to it cannot be had: %s", in_words(error))
+                self._may_have_a_line = False
+                await self._introduce()
         while not self._outbox.empty():
             self._outbox.get_nowait()  # they are among the open ones
         self._mailboxes.deliver(self._open.take_ended())
@@ -231,8 +242,28 @@ class AsyncCluster:
             if requests:
                 await self._submit(requests, again)
 
+    async def _introduce(self) -> None:
+        old, self.subscribed_as = self.subscribed_as, uuid.uuid4().hex
+        self.info = cast(EngineInfo, await self.scheduler.subscribe.remote(self.subscribed_as, old, self.info))
+
+    async def _get_a_line(self) -> None:
+        """Where the scheduler is on this machine: there is nothing at the path that it says on any other."""
+        path = await self.scheduler.line.remote(self.subscribed_as)
+        ear = TokenEar(self._hear)
+        if path:
+            with suppress(FileNotFoundError):
+                await ear.connect(path)
+                self._ear = ear
+
+    def _hang_up(self) -> None:
+        if self._ear is not None:
+            self._ear.close()
+            self._ear = None
+
     async def _converse(self) -> None:
         tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._send())]
+        if self._ear is not None:
+            tasks.append(asyncio.create_task(self._until_lost(self._ear)))
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -270,9 +301,17 @@ class AsyncCluster:
             self._heard += 1
             self.info = info or self.info
             if message:
-                deltas = decode_deltas(message)
-                self._open.see(deltas)
-                self._mailboxes.deliver(deltas)
+                self._hear(message)
+
+    def _hear(self, message: bytes) -> None:
+        self._heard += 1
+        deltas = decode_deltas(message)
+        self._open.see(deltas)
+        self._mailboxes.deliver(deltas)
+
+    async def _until_lost(self, ear: TokenEar) -> None:
+        await ear.lost.wait()
+        raise EngineUnavailable(RESTARTING)
 
 
 def _runs(batch: list[Request | _Abort]) -> list[list[Request] | list[_Abort]]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from struct import Struct
 from typing import cast
 
@@ -60,6 +63,18 @@ class FrameProtocol(asyncio.Protocol):
         message = bytes(self._buffer[LENGTH.size : end])
         del self._buffer[:end]
         return message
+
+
+@asynccontextmanager
+async def listening(end: FrameProtocol) -> AsyncGenerator[str]:
+    """A path at which one other process of this user can connect to `end`, meanwhile. Raises OSError."""
+    with tempfile.TemporaryDirectory(prefix="stallfree-") as directory:  # nobody else may enter it
+        path = Path(directory) / "socket"
+        server = await asyncio.get_running_loop().create_unix_server(lambda: end, path)
+        try:
+            yield str(path)
+        finally:
+            server.close()
 
 
 class FrameSocket:

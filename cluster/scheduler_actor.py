@@ -1,7 +1,8 @@
 """The central scheduler: one actor that drives every worker group of an application, an iteration loop each.
 
-Front ends subscribe; each of them polls, and gets all new tokens of all its requests in one message, at most one an
-iteration. A front end that stops polling is taken for dead, and its requests are ended.
+Front ends subscribe, and each gets all new tokens of all its requests in one message, at most one an iteration: by a
+line of its own where it is on the same machine, and by its polls otherwise. A front end that stops polling, or whose
+line breaks, is taken for dead, and its requests are ended.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from cluster.measuring import measure
 from cluster.orphans import end_with_raylet
 from cluster.placement import group_name
 from cluster.rebuild import LastingGroup, lasting_group
+from cluster.recovery import in_words
 from cluster.roles import group_kinds
 from cluster.routing import choose, takers
 from cluster.separation import SeparatedGroup, Separation
@@ -120,6 +122,7 @@ class SchedulerActor:
             loop.close()
         if self._separation is not None:
             self._separation.close()
+        self._subscribers.hang_up()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -198,6 +201,15 @@ class SchedulerActor:
         self.unsubscribe(instead_of)
         self._subscribers.add(subscriber)
         return info
+
+    async def line(self, subscriber: str) -> str:
+        """A path at which a subscriber of this machine that has no requests yet can have its tokens from then on; empty
+        where there can be none. Raises Unsubscribed."""
+        try:
+            return await self._subscribers.line(subscriber, lambda: self.unsubscribe(subscriber))
+        except OSError as error:
+            _log.warning("front ends have to poll, for there can be no sockets: %s", in_words(error))
+            return ""
 
     def submit(self, subscriber: str, data: bytes, again: bool = False) -> list[Refusal]:
         """Admit an encoded batch of requests; those that are not admitted come back with the reason. `again`: they were

@@ -5,15 +5,13 @@ takes two system calls instead of an actor call's way through Ray (docs/performa
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ray.actor import ActorHandle
 
-from cluster.frames import FrameProtocol
+from cluster.frames import FrameProtocol, listening
 
 CONNECT_S = 30.0
 ASKED_WHY_S = 10.0
@@ -33,8 +31,7 @@ class SocketTransport:
         """Raises ConnectionError where a rank does not come to its socket, and what Ray raises for one that is dead."""
         lines = list(map(_Line, ranks))
         try:
-            with tempfile.TemporaryDirectory(prefix="stallfree-") as directory:
-                await asyncio.gather(*(line.open(Path(directory) / str(i)) for i, line in enumerate(lines)))
+            await asyncio.gather(*(line.open() for line in lines))
         except BaseException:
             for line in lines:
                 line.close()
@@ -59,17 +56,14 @@ class _Line:
         self._waiting: deque[asyncio.Future[bytes]] = deque()
         self._serving: asyncio.Future[None] | None = None
 
-    async def open(self, path: Path) -> None:
-        server = await asyncio.get_running_loop().create_unix_server(lambda: self._end, path)
-        try:
-            self._serving = asyncio.ensure_future(self._rank.serve.remote(str(path)))
+    async def open(self) -> None:
+        async with listening(self._end) as path:
+            self._serving = asyncio.ensure_future(self._rank.serve.remote(path))
             coming = asyncio.ensure_future(self._end.connected.wait())
             await asyncio.wait({coming, self._serving}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
             if not coming.done():
                 coming.cancel()
                 raise await self._why()
-        finally:
-            server.close()
 
     def ask(self, plan: bytes) -> asyncio.Future[bytes]:
         """Its answer; or, where it does not answer any more, why."""

@@ -1,4 +1,5 @@
-"""Who hears of which request: one message an iteration and subscriber, merged while a subscriber is busy."""
+"""Who hears of which request: one message an iteration and subscriber, by its line where it has one; where it polls,
+merged while it is busy."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from cluster.token_line import TokenLine
 from scheduler.request import Delta
 
 SILENCE_S = 6.0
@@ -25,6 +27,7 @@ class Subscriber:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     heard_at: float = field(default_factory=time.monotonic)
     polling: int = 0
+    line: TokenLine | None = None
 
 
 class Subscribers:
@@ -51,17 +54,29 @@ class Subscribers:
         self._get(name).requests.add(request_id)
         self._owners[request_id] = name
 
+    async def line(self, name: str, lost: Callable[[], None]) -> str:
+        """A path at which a subscriber that has no requests yet can have its tokens from then on, instead of by polls.
+        `lost` is called where it did so and is gone. Raises Unsubscribed, and OSError."""
+        line = self._get(name).line = TokenLine(lost)
+        return await line.listen()
+
     def publish(self, deltas: Iterable[Delta]) -> None:
+        with_news: dict[str, Subscriber] = {}
         for delta in deltas:
             owner = self._owners.get(delta.request_id)
             subscriber = self._subscribers.get(owner) if owner is not None else None
-            if subscriber is not None:
+            if subscriber is not None and owner is not None:
                 subscriber.waiting.append(delta)
-                subscriber.news.set()
+                with_news[owner] = subscriber
             if delta.finish is not None:
                 self._owners.pop(delta.request_id, None)
                 if subscriber is not None:
                     subscriber.requests.discard(delta.request_id)
+        for subscriber in with_news.values():
+            if subscriber.line is not None and subscriber.line.connected:
+                subscriber.line.send(self._message(subscriber))
+            else:
+                subscriber.news.set()
 
     def wake(self) -> None:
         """Let every poll return now."""
@@ -79,12 +94,8 @@ class Subscribers:
         finally:
             subscriber.polling -= 1
             subscriber.heard_at = time.monotonic()
-        deltas, subscriber.waiting = subscriber.waiting, []
         subscriber.news.clear()
-        if not deltas:
-            return b""
-        self.messages += 1
-        return self._encode(deltas)
+        return self._message(subscriber) if subscriber.waiting else b""
 
     def silent(self) -> list[str]:
         """Subscribers taken for dead."""
@@ -98,7 +109,21 @@ class Subscribers:
             return []
         for request_id in subscriber.requests:
             self._owners.pop(request_id, None)
+        if subscriber.line is not None:
+            subscriber.line.close()
         return sorted(subscriber.requests)
+
+    def hang_up(self) -> None:
+        """Of every line: who is at its other end is to subscribe again."""
+        for subscriber in self._subscribers.values():
+            if subscriber.line is not None:
+                subscriber.line.close()
+
+    def _message(self, subscriber: Subscriber) -> bytes:
+        """What waits for a subscriber, encoded."""
+        deltas, subscriber.waiting = subscriber.waiting, []
+        self.messages += 1
+        return self._encode(deltas)
 
     def _get(self, name: str) -> Subscriber:
         try:

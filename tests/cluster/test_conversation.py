@@ -19,6 +19,7 @@ from cluster.config import EngineConfig
 from cluster.engine import EngineUnavailable
 from cluster.recovery import WorkersLost
 from cluster.scheduler_actor import SchedulerActor
+from cluster.token_line import TokenEar
 from scheduler.errors import RequestRefused
 from scheduler.plan import IterationPlan, IterationResult
 from scheduler.request import Delta, Finish, Request
@@ -75,6 +76,7 @@ class Handle:
     def die(self) -> None:
         if self.deaths >= 0:
             self.death.set()
+            self.actor._subscribers.hang_up()
             for task in self.actor._tasks:
                 task.cancel()
         self.deaths += 1
@@ -115,8 +117,22 @@ class Handle:
         return await result if inspect.isawaitable(result) else result
 
 
-@pytest.fixture(autouse=True)
-def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["by a line", "by polls", "by a line that fails"])
+def without_processes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Tokens come all ways that there are."""
+
+    async def no_line(self: SchedulerActor, subscriber: str) -> str:
+        self._subscribers.check(subscriber)
+        return ""
+
+    async def nobody_speaks(self: TokenEar, path: str) -> None:
+        raise ConnectionRefusedError("nobody is there")
+
+    if request.param == "by polls":
+        monkeypatch.setattr(SchedulerActor, "line", no_line)
+    if request.param == "by a line that fails":
+        monkeypatch.setattr(TokenEar, "connect", nobody_speaks)
+
     async def lasting_group(*_: Any) -> StrictGroup:
         await asyncio.sleep(0)
         return StrictGroup()

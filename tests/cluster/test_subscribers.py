@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 from cluster.subscribers import SILENCE_S, Subscribers, Unsubscribed
+from cluster.token_line import TokenEar
 from scheduler.request import Delta, Finish
 
 
@@ -58,3 +60,53 @@ async def test_silence_is_noticed_but_not_that_of_one_who_waits(monkeypatch: pyt
     assert subscribers.silent() == ["gone"]
     monkeypatch.undo()
     waiting.cancel()
+
+
+async def test_who_has_a_line_hears_by_it_and_not_by_polls() -> None:
+    subscribers = Subscribers(names)
+    subscribers.add("a")
+    subscribers.add("polls")
+    lost = asyncio.Event()
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    ear = TokenEar(heard.put_nowait)
+    await ear.connect(await subscribers.line("a", lost.set))
+    subscribers.owns("a", "a1")
+    subscribers.owns("polls", "p1")
+    subscribers.publish([Delta("a1", (1,)), Delta("p1", (1,)), Delta("a1", (2,))])
+    subscribers.publish([Delta("a1", finish=Finish.STOP)])
+    assert [await heard.get(), await heard.get()] == [b"a1 a1", b"a1"], "one message an iteration"
+    assert await subscribers.poll("a", 0.01) == b""
+    assert await subscribers.poll("polls", 1) == b"p1"
+    assert subscribers.messages == 3
+    assert not lost.is_set()
+    ear.close()
+    await lost.wait()
+    subscribers.publish([Delta("a1", (3,))])  # to nobody
+
+
+async def test_a_line_ends_with_its_subscription() -> None:
+    subscribers = Subscribers(names)
+    ears = []
+    for name in ("removed", "hung up"):
+        subscribers.add(name)
+        ears.append(TokenEar(lambda message: None))
+        await ears[-1].connect(await subscribers.line(name, lambda: None))
+    subscribers.remove("removed")
+    await ears[0].lost.wait()
+    assert not ears[1].lost.is_set()
+    subscribers.hang_up()
+    await ears[1].lost.wait()
+
+
+async def test_nobody_can_come_to_a_line_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.token_line.CONNECT_S", 0.01)
+    subscribers = Subscribers(names)
+    subscribers.add("a")
+    path = await subscribers.line("a", lambda: None)
+    while await asyncio.to_thread(Path(path).exists):  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.01)
+    with pytest.raises(FileNotFoundError):
+        await TokenEar(lambda message: None).connect(path)
+    subscribers.owns("a", "a1")
+    subscribers.publish([Delta("a1", (1,))])
+    assert await subscribers.poll("a", 1) == b"a1", "it still has its polls"
