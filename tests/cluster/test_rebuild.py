@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from cluster.async_cluster import AsyncCluster
 from cluster.engine import EngineUnavailable
 from cluster.scheduler_actor import SchedulerActor
+from cluster.socket_transport import SocketTransport
 from cluster.transport import ASKED_WHY_S, CompiledTransport
 from scheduler.request import Delta, Finish, Request
 from scheduler.sampling import SamplingParams
@@ -189,6 +191,28 @@ async def test_a_destroyed_channel_of_a_compiled_graph_is_replaced(tiny_model_di
         assert len(causes) == 1
         assert "hannel" in causes[0], causes
         assert stats["blocks_free"] == stats["blocks_total"]
+
+
+def hang_up(actor: SchedulerActor) -> None:
+    transport = actor._groups[0]._group._transport
+    assert isinstance(transport, SocketTransport)
+    transport._lines[-1].close()
+
+
+async def test_a_rank_that_hangs_up_is_replaced(tiny_model_dir: Path) -> None:
+    requests = wanted(6, 100)
+    async with running(tiny(tiny_model_dir, tp=2)) as cluster:
+        undisturbed = await all_tokens(cluster, requests, "")
+        streams = asyncio.create_task(all_tokens(cluster, requests, "-again"))
+        await until(cluster, running=6)
+        before = await ranks(cluster)
+        await cluster.scheduler.__ray_call__.remote(hang_up)
+        assert await streams == undisturbed
+        await cluster.health(60)
+        stats = await cluster.stats()
+        assert not set(before) & set(await ranks(cluster)), "all ranks are fresh"
+        assert stats["worker_losses"] == 1
+        assert re.search(r"a rank failed: .*(has left its socket|Broken pipe); rebuilding it", stats["incidents"][0])
 
 
 @pytest.mark.slow

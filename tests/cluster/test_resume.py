@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 
 from cluster.async_cluster import AsyncCluster
 from cluster.engine import EngineUnavailable
+from cluster.scheduler_actor import SchedulerActor
 from scheduler.request import Finish
 from tests.cluster.test_ray import collect, greedy, running, tiny, until
 from tests.cluster.test_rebuild import Seen, all_tokens, wanted
@@ -93,6 +94,30 @@ async def test_a_front_end_that_was_taken_for_dead_goes_on(tiny_model_dir: Path)
             await until(cluster, running=4)
             await cluster.scheduler.unsubscribe.remote(cluster.subscribed_as)
         assert await streams == undisturbed
+
+
+def break_lines(actor: SchedulerActor) -> None:
+    actor._subscribers.hang_up()
+
+
+async def test_streams_go_on_after_a_broken_line(tiny_model_dir: Path) -> None:
+    requests = wanted(4, 200)
+    async with running(tiny(tiny_model_dir)) as cluster:
+        undisturbed = await all_tokens(cluster, requests, "")
+        seen = Seen()
+        streams = asyncio.create_task(all_tokens(cluster, requests, "-again", seen))
+        for broken in range(3):
+            await seen.reach(4 * 50 * (broken + 1))
+            at_scheduler = broken % 2 == 0
+            if at_scheduler:
+                await cluster.scheduler.__ray_call__.remote(break_lines)
+            else:
+                assert cluster._ear is not None, "both are on one machine"
+                cluster._ear._end.close()
+        assert await streams == undisturbed
+        stats = await until(cluster, running=0)
+        assert stats["blocks_free"] == stats["blocks_total"]
+        assert stats["incidents"] == []
 
 
 @pytest.mark.slow
