@@ -5,7 +5,8 @@
 ITEM is `ablation`, `capacity`, `tile`, `distserve`, `niyama`, `classes`, `mooncake`, `bound` or `forward`; without one,
 all that need no file. `--conversation`, `--code` (Azure, CSV) and `--mooncake-trace` (JSON lines) give traces; without
 them lengths are drawn from distributions with about the published medians, and `mooncake` and `bound` are left out. The
-same seed gives the same figures. Each item takes seconds to a few minutes on one core.
+same seed gives the same figures. Each item takes seconds to a few minutes on one core; as docs/fidelity.md calls them,
+`mooncake` takes eight and `classes` twenty.
 """
 
 from __future__ import annotations

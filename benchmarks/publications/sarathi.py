@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 from benchmarks.publications.held import A100, capacity_of, engine, machine_of, served, told, with_ratios
@@ -65,20 +66,39 @@ def _mean(values: Iterable[float]) -> float:
     return round(statistics.fmean(values), 3)
 
 
+@dataclass(frozen=True, slots=True)
+class Delay(Criterion):
+    """As Sarathi-Serve has it, with a bound on the delays of more requests than half: who chooses whom to give up has a
+    short median as long as those are fewer than half."""
+
+    share: float = 0.5
+
+    def broken(self, run: Simulation) -> str:
+        said = Criterion.broken(self, run)
+        if said or self.delay_s is None or (delay := run.delay_quantile(self.share)) <= self.delay_s:
+            return said
+        return f"{self.share:.0%} of scheduling delays within {delay:.2f} s, above {self.delay_s:g} s"
+
+
+SHARES = (0.5, 0.9)
+"""Of the requests whose scheduling delay is bounded: the published half, and nearly all."""
+
+
 def capacities(options: Options) -> Iterator[Row]:
-    """P99 TBT within 5 and 25 decode iterations of 32 streams at 4,096, median scheduling delay within 2 s."""
+    """P99 TBT within 5 and 25 decode iterations of 32 streams at 4,096, scheduling delay within 2 s for half of the
+    requests, as published, and for 90 %."""
     for model, tp in (("Mistral-7B", 1), ("Yi-34B", 2)):
         decode_s = Roofline(known_shape(model), A100, tp).predict(Features(decodes=32, decode_context=32 * 4096))
         for name, times, chunk in (("strict", 5, 512), ("relaxed", 25, 2048)):
             bound = times * decode_s
             promised = {"tpot_ms": 1e3 * bound, "tbt_ms": 1e3 * bound}
-            found = []
-            for policy in ("whole", "chunked", "slo"):
-                own = promised if policy == "slo" else {}
-                config = engine(model, policy, tp=tp, chunk_size=chunk, **own)
-                criterion = Criterion(None, bound, 2.0)
-                held = capacity_of(config, machine_of(config), by_rate(sharegpt(), options), criterion, options.seeds)
-                found.append(
-                    {"model": model, "SLO": name, "TBT ms": round(1e3 * bound), "policy": policy, **told(held)}
-                )
-            yield from with_ratios(found, "whole")
+            for share in SHARES:
+                about = {"model": model, "SLO": name, "TBT ms": round(1e3 * bound), "delays": share}
+                found = []
+                for policy in ("whole", "chunked", "slo"):
+                    own = promised if policy == "slo" else {}
+                    config = engine(model, policy, tp=tp, chunk_size=chunk, **own)
+                    holds, load = Delay(None, bound, 2.0, share), by_rate(sharegpt(), options)
+                    held = capacity_of(config, machine_of(config), load, holds, options.seeds)
+                    found.append({**about, "policy": policy, **told(held)})
+                yield from with_ratios(found, "whole")
