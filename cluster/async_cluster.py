@@ -26,7 +26,8 @@ from cluster.open_requests import OpenRequests
 from cluster.placement import remove_orphans
 from cluster.recovery import in_words
 from cluster.scheduler_actor import UNAVAILABLE
-from cluster.scheduler_handle import RESTARTING, Progress, asked, end, gone, make_scheduler_actor, started, why_away
+from cluster.scheduler_handle import Progress, asked, end, gone, make_scheduler_actor, started, why_away
+from cluster.subscribers import Unsubscribed
 from cluster.token_line import TokenEar
 from scheduler.codec import decode_deltas, encode_requests
 from scheduler.errors import RequestRefused
@@ -210,7 +211,7 @@ class AsyncCluster:
                 await self._converse()
             except ActorDiedError as error:
                 return gone(error)
-            except (RayError, EngineUnavailable) as error:
+            except (RayError, EngineUnavailable, Unsubscribed) as error:
                 if self._heard > heard:
                     attempts, heard, since = 0, self._heard, time.monotonic()
                 attempts += 1
@@ -310,8 +311,9 @@ class AsyncCluster:
         self._mailboxes.deliver(deltas)
 
     async def _until_lost(self, ear: TokenEar) -> None:
+        """Whether the scheduler is lost, or merely knows this front end no more, will be heard when it is asked."""
         await ear.lost.wait()
-        raise EngineUnavailable(RESTARTING)
+        raise Unsubscribed(self.subscribed_as)
 
 
 def _runs(batch: list[Request | _Abort]) -> list[list[Request] | list[_Abort]]:
