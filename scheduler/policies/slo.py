@@ -40,8 +40,8 @@ class SloSettings:
     """`quantile`: share of iterations that must end in time; `delivery_s`: and by how many seconds before a stream's
     token is due, since of two tokens the later one may take longer on its way to the client. `min_progress`: prompt
     tokens that are computed, whatever the streams were promised, once prompts have waited `patience` iterations without
-    any. `tile`: granularity of the matrix kernels; a budget is cut to whole tiles where that costs it less than a
-    tenth. `longest_s`: seconds that no iteration is planned to exceed for prompts, since who comes while it runs has to
+    any, or where streams are late even without them. `tile`: granularity of the matrix kernels; a budget is cut to
+    whole tiles where that costs it less than a tenth. `longest_s`: seconds that no iteration is planned to exceed for prompts, since who comes while it runs has to
     wait for its end. `prefill_order`: which of the prompts that can be in time is computed first, the one that is due
     first or the one that has least time to spare."""
 
@@ -76,10 +76,11 @@ class SloBudget:
         return decision, Mix(batch.decodes, sharing.chunks(budget), sharing.of(budget).features)
 
     def _at_least_some(self, decision: Decision) -> Decision:
-        """Prompts get on sooner or later, whatever was promised to streams."""
+        """Prompts get on sooner or later, whatever was promised to streams; and where these are late with and without
+        them, at once: to starve prompts then would help nobody."""
         if decision.token_budget == 0:
             self._iterations_without_prefill += 1
-            if self._iterations_without_prefill >= self.settings.patience:
+            if decision.bound == "in_vain" or self._iterations_without_prefill >= self.settings.patience:
                 least = min(self.settings.min_progress, self.settings.max_batched_tokens)
                 decision = decision._replace(token_budget=least, bound="progress")
         if decision.token_budget > 0:
@@ -88,7 +89,10 @@ class SloBudget:
 
     def _largest_in_time(self, batch: Batch, sharing: Sharing, wanted: int, decodes: Features) -> Decision:
         cap = min(self.settings.max_batched_tokens, wanted)
-        allowance, allowed, tightest = self._allowance(batch, self.cost.predict(decodes))
+        plain = self.cost.predict(decodes)
+        allowance, allowed, tightest = self._allowance(batch, plain)
+        if allowed is not None and allowance.of(plain) > allowed:
+            return Decision(0, "in_vain", allowed, tightest)
 
         def first_token_in(sequence: Sequence) -> float:
             """Seconds until it is due, if this iteration could bring it in time with no other prompt; or no bound."""

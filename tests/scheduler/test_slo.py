@@ -128,6 +128,21 @@ def test_a_stream_that_is_late_already_does_not_starve_the_prompts() -> None:
     raise AssertionError("the prompt starved")
 
 
+def test_where_streams_are_late_with_and_without_prompts_these_get_on_in_every_iteration() -> None:
+    plain = COST.predict(Features(decodes=1, decode_context=64))
+    run = VirtualRun.with_policy()
+    run.add(stream("s", Promise(1, 0.9 * plain, tbt_s=0.9 * plain), tokens=400))
+    run.step()
+    run.add(Request("long", prompt(600), 2, promise=Promise(5, 1)))
+    began = len(run.features)
+    while not run.got.get("long"):
+        run.step()
+        decision = run.scheduler.policy.decision
+        assert (decision.bound, decision.tightest) == ("progress", "s")
+    chunks = [f.prefill_tokens for f in run.features[began:]]
+    assert chunks == [16] * (600 // 16) + [600 % 16]
+
+
 ORDERS = st.sampled_from(get_args(PrefillOrder))
 streams_of = st.lists(
     st.tuples(st.floats(0.15, 1.5), st.none() | st.floats(0.3, 2.0), st.integers(2, 40)), min_size=1, max_size=6
