@@ -41,9 +41,9 @@ class SloSettings:
     token is due, since of two tokens the later one may take longer on its way to the client. `min_progress`: prompt
     tokens that are computed, whatever the streams were promised, once prompts have waited `patience` iterations without
     any, or where streams are late even without them. `tile`: granularity of the matrix kernels; a budget is cut to
-    whole tiles where that costs it less than a tenth. `longest_s`: seconds that no iteration is planned to exceed for prompts, since who comes while it runs has to
-    wait for its end. `prefill_order`: which of the prompts that can be in time is computed first, the one that is due
-    first or the one that has least time to spare."""
+    whole tiles where that costs it less than a tenth. `longest_s`: seconds that no iteration is planned to exceed for
+    prompts, since who comes while it runs has to wait for its end. `prefill_order`: which of the prompts that can be in
+    time is computed first, the one that is due first or the one that has least time to spare."""
 
     max_batched_tokens: int = 8192
     longest_s: float = math.inf
