@@ -219,7 +219,8 @@ class Gate:
             return 0.0  # nobody stays: what has to end is the prompts ahead, which are counted
         before = [s for s in queue.waiting if not s.yields and s.due <= newcomer.due]
         slots = len(before) + 1 - queue.free_slots
-        blocks = sum([queue.blocks_for(s.length) for s in (*before, newcomer)]) - queue.free_blocks
+        blocks = sum([queue.blocks_for(s.length) for s in before], queue.blocks_for(newcomer.length))
+        blocks -= queue.free_blocks
         if slots <= 0 and blocks <= 0:
             return 0.0
         steps = 0

@@ -7,7 +7,7 @@ end, or are at the boundary of a block, and of the others nothing but the list o
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence as Seq
 from operator import attrgetter
@@ -21,7 +21,8 @@ from scheduler.slo import LONGEST_PROMISE_S, Promise
 T = TypeVar("T")
 ROUNDING_S = 1e-6
 """Moments that are closer than this may be in either order."""
-MOST_DUE_FIRST = 8
+MOST_DUE_FIRST = 2
+"""Among whom the one that is due first is looked for each time; of more, some can be left out for good."""
 _order = attrgetter("order")
 
 
@@ -76,9 +77,10 @@ class Streams(list[Sequence]):
         """By the step that plans their last token."""
         self._left: list[_Left] = []
         self._at: dict[int, list[Sequence]] = {}
-        """By how many tokens its last block would have, if it had not taken the steps."""
+        """By how many tokens its last block would have, if it had not taken the steps; oldest first."""
         self._members: tuple[Sequence, ...] | None = None
-        self._slots: tuple[int, ...] | None = None
+        self._slots: list[int] = []
+        """Of each."""
         self._promises: Counter[Promise] = Counter()
         self._stops: Counter[int] = Counter()
         self._due_first: list[Sequence] | None = None
@@ -89,10 +91,11 @@ class Streams(list[Sequence]):
         place = self._place(sequence)
         self.insert(place, sequence)
         self._tokens.insert(place, sequence.tokens)
+        self._slots.insert(place, sequence.slot)
         self._beginning.append(sequence)
-        self._members = self._slots = None
+        self._members = None
         self.context += sequence.computed
-        self._at.setdefault(self._offset(sequence), []).append(sequence)
+        insort(self._at.setdefault(self._offset(sequence), []), sequence, key=_order)
         self._ends.setdefault(self._end(sequence), []).append(sequence)
         self._promises[sequence.promise] += 1
         self._stops.update(sequence.stop_token_ids)
@@ -102,10 +105,10 @@ class Streams(list[Sequence]):
 
     def leave(self, sequence: Sequence, place: int) -> None:
         self._fall_out(sequence)
-        del self[place], self._tokens[place]
+        del self[place], self._tokens[place], self._slots[place]
         if sequence in self._beginning:
             self._beginning.remove(sequence)
-        self._members = self._slots = None
+        self._members = None
         self.context -= sequence.computed
         _take_from(self._at, self._offset(sequence), sequence)
         _take_from(self._ends, self._end(sequence), sequence)
@@ -119,9 +122,9 @@ class Streams(list[Sequence]):
         for sequence in self:
             self._fall_out(sequence)
         self.clear()
-        for kept in (self._tokens, self._beginning, self._ends, self._at, self._promises, self._stops):
+        for kept in (self._tokens, self._slots, self._beginning, self._ends, self._at, self._promises, self._stops):
             kept.clear()
-        self.context, self._members, self._slots, self._due_first = 0, None, None, None
+        self.context, self._members, self._due_first = 0, None, None
 
     def forget_plans(self) -> None:
         """Nobody will answer those under way, and nobody is here."""
@@ -145,9 +148,7 @@ class Streams(list[Sequence]):
 
     @property
     def slots(self) -> tuple[int, ...]:
-        if self._slots is None:
-            self._slots = tuple([sequence.slot for sequence in self])
-        return self._slots
+        return tuple(self._slots)
 
     @property
     def pace_s(self) -> float:
@@ -160,29 +161,20 @@ class Streams(list[Sequence]):
         as they go on, until it leaves or one joins; otherwise it may be any."""
         if len(self._promises) != 1 or next(iter(self._promises)).tbt_s is not None:
             return self
-        if self._due_first is None or len(self._due_first) > MOST_DUE_FIRST:
-            self._due_first = self._earliest()
+        among: list[Sequence] = self if self._due_first is None else self._due_first
+        if len(among) > MOST_DUE_FIRST:
+            self._due_first = _earliest(among)
         return self if self._due_first is None else self._due_first
-
-    def _earliest(self) -> list[Sequence] | None:
-        """None where some have no token yet."""
-        firsts = [sequence.first_token_at for sequence in self if sequence.first_token_at is not None]
-        if len(firsts) < len(self):
-            return None
-        pace = self[0].promise.tpot_s
-        due = [first + (s.computed - s.given) * pace for first, s in zip(firsts, self, strict=True)]
-        at_the_latest = min(due) + ROUNDING_S
-        return [sequence for sequence, at in zip(self, due, strict=True) if at <= at_the_latest]
 
     @property
     def entering(self) -> Seq[Sequence]:
         """Those whose next token is the first of a block."""
-        return self._with_offset(0)
+        return self._at.get(-self._lockstep.planned % self.block_size, ())
 
     @property
     def filling(self) -> Seq[Sequence]:
         """Those whose next token is the last of a block."""
-        return self._with_offset(self.block_size - 1)
+        return self._at.get((-1 - self._lockstep.planned) % self.block_size, ())
 
     # A step.
 
@@ -261,10 +253,16 @@ class Streams(list[Sequence]):
     def _end(self, sequence: Sequence) -> int:
         return self._lockstep.planned + sequence.final_length - 1 - sequence.computed
 
-    def _with_offset(self, tokens: int) -> Seq[Sequence]:
-        """Whose last block has so many now, oldest first."""
-        found = self._at.get((tokens - self._lockstep.planned) % self.block_size, ())
-        return found if len(found) < 2 else sorted(found, key=_order)
+
+def _earliest(streams: Seq[Sequence]) -> list[Sequence] | None:
+    """Those that are due first, of some with one promise. None where one has no token yet."""
+    firsts = [sequence.first_token_at for sequence in streams if sequence.first_token_at is not None]
+    if len(firsts) < len(streams):
+        return None
+    pace = streams[0].promise.tpot_s
+    due = [first + (s.computed - s.given) * pace for first, s in zip(firsts, streams, strict=True)]
+    at_the_latest = min(due) + ROUNDING_S
+    return [sequence for sequence, at in zip(streams, due, strict=True) if at <= at_the_latest]
 
 
 def _without(those: Seq[T], places: Seq[int]) -> list[T]:
