@@ -195,7 +195,7 @@ class Prefixes:
             start = len(digests) * size
             chained = self._keyed.copy()
             chained.update(digests[-1] if digests else self._root(sequence.request.cache_salt))
-            chained.update(array("q", sequence.tokens[start : start + size]).tobytes())
+            chained.update(array("I", sequence.tokens[start : start + size]))
             digests.append(chained.digest())
         return digests[index]
 

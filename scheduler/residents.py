@@ -196,9 +196,10 @@ def _admission(sequence: Sequence) -> Admission:
     """What workers have heard of blocks they know to be computed, up to the last token."""
     request, told = sequence.request, sequence.blocks_sent
     computed = sequence.computed if told else 0
+    begun = len(sequence.tokens) > len(request.prompt)
     return Admission(
         sequence.slot,
-        tuple(sequence.tokens),
+        tuple(sequence.tokens) if begun else request.prompt,
         len(request.prompt),
         request.sampling,
         computed,
