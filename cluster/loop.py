@@ -273,6 +273,8 @@ class IterationLoop:
 
     def tell_ends(self) -> None:
         """Publish what ended outside of any iteration, now rather than with the next one."""
+        if not self.scheduler.has_news:
+            return
         deltas, served = self.scheduler.take_deltas(), self.scheduler.take_served()
         self._publish_if_any(deltas)
         if self._observer is not None and (deltas or served):

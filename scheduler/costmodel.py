@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scheduler.roofline import Features, smooth_max
 
@@ -132,8 +132,7 @@ ENOUGH = 20
 """Iterations after which it is told how they scatter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(NamedTuple):
     """By how much an iteration may exceed its prediction. What disturbs iterations makes some of them longer by a
     factor, and others by so many seconds whatever their length; it is seen at the lengths that there were lately.
     Beyond them the smaller of the two is believed, for that corrects itself: what is then planned is seen, too.
@@ -147,7 +146,8 @@ class Allowance:
 
     def of(self, predicted_s: float) -> float:
         """Seconds that it is within."""
-        return self.behind * min(predicted_s * self.ratio, predicted_s + self.excess_s)
+        by_ratio, by_excess = predicted_s * self.ratio, predicted_s + self.excess_s
+        return self.behind * (by_ratio if by_ratio <= by_excess else by_excess)
 
 
 class OnlineCostModel:
@@ -165,8 +165,8 @@ class OnlineCostModel:
         self.base = base
         self.correction = 1.0
         self._step = step
-        self._surprise = surprise
-        self._limit = limit
+        self._least_ratio, self._most_ratio = 1 / (1 + surprise), 1 + surprise
+        self._least, self._most = 1 / limit, limit
         self._scatter = Scatter(window)
         self._scatter_with_prompts = Scatter(window)
         self._latest: deque[float] = deque(maxlen=5)
@@ -179,8 +179,9 @@ class OnlineCostModel:
     def observe(self, f: Features, seconds: float, ended: float = 0.0) -> float:
         """Learn from one iteration, that `ended` then. Returns its ratio of actual to predicted (as it was
         predicted)."""
-        self._busy_until = max(self._busy_until, ended)
-        predicted = self.predict(f)
+        if ended > self._busy_until:
+            self._busy_until = ended
+        predicted = self.base.predict(f) * self.correction
         ratio = seconds / predicted
         self._allowances.clear()
         if f.prefill_tokens:
@@ -188,9 +189,9 @@ class OnlineCostModel:
         if len(self._scatter_with_prompts) < ENOUGH:  # nobody asks for it after that
             self._scatter.add(ratio * self.correction, predicted)
         self._latest.append(ratio)
-        bounded = min(max(ratio, 1 / (1 + self._surprise)), 1 + self._surprise)
+        bounded = min(max(ratio, self._least_ratio), self._most_ratio)
         moved = self.correction * bounded**self._step
-        self.correction = min(max(moved, 1 / self._limit), self._limit)
+        self.correction = min(max(moved, self._least), self._most)
         return ratio
 
     def relax(self, now: float) -> None:

@@ -161,7 +161,9 @@ class Gate:
         """As if nobody came after it: the prompts that are due before it go first, in chunks that the streams allow."""
         there = queue.present
         length = newcomer.length
-        total = there.ahead_of(newcomer.due) + length - queue.cached_tokens
+        total = length - queue.cached_tokens
+        if there.prompts:
+            total += there.ahead_of(newcomer.due)
         chunk, whole = self._largest_chunk(there.decodes, length // 2, total, there.pace_s)
         iterations = math.ceil(total / chunk)
         # What is under way when it comes has to end first: half of an iteration on the average.
@@ -179,11 +181,12 @@ class Gate:
 
     def _largest_chunk(self, decodes: Features, offset: int, total: int, pace_s: float) -> tuple[int, float]:
         """Of `total` prompt tokens, that decodes of that pace allow; and the seconds that the iteration takes."""
-        predict, allowing, known = self._solver.cost.predict, self._allowing(), dict[int, float]()
+        predict, allowing, longest_s = self._solver.cost.predict, self._allowing(), self._longest_s
+        known: dict[int, float] = {}
 
         def keeps_pace(chunk: int) -> bool:
             known[chunk] = seconds = predict(decodes.with_chunk(offset, chunk))
-            return seconds <= self._longest_s and allowing(seconds) <= pace_s
+            return seconds <= longest_s and allowing(seconds) <= pace_s
 
         most = min(total, self._solver.cap)
         chunk = largest(keeps_pace, most, 1, self._tokens - decodes.decodes)
@@ -217,10 +220,12 @@ class Gate:
         and blocks, if all of them generate what they may: a stop token comes sooner, so that this is the most."""
         if queue.elsewhere is not None:
             return 0.0  # nobody stays: what has to end is the prompts ahead, which are counted
-        before = [s for s in queue.waiting if not s.yields and s.due <= newcomer.due]
+        waiting = queue.waiting
+        before = [s for s in waiting if not s.yields and s.due <= newcomer.due] if waiting else []
         slots = len(before) + 1 - queue.free_slots
-        blocks = sum([queue.blocks_for(s.length) for s in before], queue.blocks_for(newcomer.length))
-        blocks -= queue.free_blocks
+        blocks = queue.blocks_for(newcomer.length) - queue.free_blocks
+        if before:
+            blocks += sum([queue.blocks_for(s.length) for s in before])
         if slots <= 0 and blocks <= 0:
             return 0.0
         steps = 0

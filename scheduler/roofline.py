@@ -106,8 +106,8 @@ class Features(NamedTuple):  # frozen too, and made in half the time: a search f
         """The same iteration with one more chunk, of `count` tokens from position `start`."""
         tokens, decodes, decode_context, pairs, context, squares, chunks = self
         pairs += count * start + count * (count + 1) // 2
-        more = (tokens + count, decodes, decode_context, pairs, context + start + count, squares + count * count)
-        return _made(Features, (*more, chunks + 1))
+        context, squares = context + start + count, squares + count * count
+        return _made(Features, (tokens + count, decodes, decode_context, pairs, context, squares, chunks + 1))
 
 
 _made = tuple.__new__

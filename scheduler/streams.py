@@ -178,57 +178,59 @@ class Streams(list[Sequence]):
 
     # A step.
 
-    def step(self, first: int) -> tuple[Step, list[Sequence]]:
+    def step(self, first: int) -> tuple[Step, Seq[Sequence]]:
         """One more token is planned for each, that of the oldest at the place `first` of the plan's order. Those for
         whom it is the last one are told, and are here no more."""
         self._lockstep.planned = number = self._lockstep.planned + 1
         self.context += len(self)
-        step, ended = Step(number, first, self.members), sorted(self._ends.get(number, ()), key=_order)
+        step, ended = Step(number, first, self.members), self._ends.get(number)
+        if ended is None:
+            return step, ()
+        ended = sorted(ended, key=_order)
         for sequence in ended:
             self.leave(sequence, self._place(sequence))
         return step, ended
 
     def tokens_came(self, step: Step, tokens: Seq[int], now: float) -> Came:
         """Of a plan with that step in it. Those that stop at theirs, or have none, fall out first: they are `apart`."""
-        sequences: Seq[Sequence] = step.sequences
-        row = tokens if len(tokens) == len(sequences) else tokens[step.first : step.end]
+        number, first, members = step
+        sequences: Seq[Sequence] = members
+        row = tokens if len(tokens) == len(sequences) else tokens[first : first + len(sequences)]
         apart = self._places_apart(step, sequences, row)
         if apart:
             sequences, row = _without(sequences, apart), _without(row, apart)
-        begun, later = self._beginning_with(step)
-        lists = self._tokens
-        if later:
-            lists = _without(lists, sorted([self._place(sequence) for sequence in later]))
+        lists, begun = self._tokens, self._beginning_with(number) if self._beginning else ()
+        if self._beginning:  # they came after it was planned
+            lists = _without(lists, sorted([self._place(sequence) for sequence in self._beginning]))
         for of, token in zip(lists, row, strict=True):
             of.append(token)
         own_gaps = self._gaps_of(begun, step, sequences, now) if begun else ()
         gap_s = now - self._lockstep.last_at
         if sequences:
-            self._lockstep.tokens_came(step.number, now)
+            self._lockstep.tokens_came(number, now)
         else:
-            self._lockstep.came = step.number
-        return Came(sequences, gap_s, own_gaps, [step.first + place for place in apart])
+            self._lockstep.came = number
+        return Came(sequences, gap_s, own_gaps, [first + place for place in apart] if apart else ())
 
-    def _beginning_with(self, step: Step) -> tuple[list[Sequence], list[Sequence]]:
-        """For whom that step is the first, and those who came after it was planned."""
-        if not self._beginning:
-            return [], []
-        begun = [sequence for sequence in self._beginning if sequence.in_step_since < step.number]
-        self._beginning = [sequence for sequence in self._beginning if sequence.in_step_since >= step.number]
-        return begun, self._beginning
+    def _beginning_with(self, number: int) -> list[Sequence]:
+        """For whom that step is the first."""
+        begun = [sequence for sequence in self._beginning if sequence.in_step_since < number]
+        self._beginning = [sequence for sequence in self._beginning if sequence.in_step_since >= number]
+        return begun
 
     def _places_apart(self, step: Step, sequences: Seq[Sequence], row: Seq[int]) -> list[int]:
-        places = []
+        places: list[int] = []
         if self._left:
-            left = [gone for gone in self._left if gone.after < step.number <= gone.last]
+            number = step.number
+            left = [gone for gone in self._left if gone.after < number <= gone.last]
             places = [bisect_left(sequences, gone.sequence.order, key=_order) for gone in left]
-            self._left = [gone for gone in self._left if gone.last > step.number]
+            self._left = [gone for gone in self._left if gone.last > number]
         if NO_TOKEN in row or (self._stops and not self._stops.keys().isdisjoint(row)):
             for place, (sequence, token) in enumerate(zip(sequences, row, strict=True)):
                 if place not in places and (token == NO_TOKEN or token in sequence.stop_token_ids):
                     places.append(place)
                     self.leave(sequence, self._place(sequence))
-        return sorted(places)
+        return sorted(places) if len(places) > 1 else places
 
     def _gaps_of(
         self, begun: Seq[Sequence], step: Step, sequences: Seq[Sequence], now: float
