@@ -112,8 +112,9 @@ class BlockPool:
     # What they hold.
 
     def find(self, digest: bytes) -> int | None:
-        """The block that is known by a digest."""
-        return self._known.get(digest)
+        """The block that is known by a digest. Of what no pool knows, the one directory of all is asked: who asks one
+        pool after the other finds it in its caches."""
+        return self._known.get(digest) if digest in self.directory else None
 
     def unheld(self, blocks: Iterable[int]) -> int:
         """How many of these blocks nobody holds."""

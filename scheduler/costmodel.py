@@ -167,7 +167,7 @@ class OnlineCostModel:
         self._step = step
         self._least_ratio, self._most_ratio = 1 / (1 + surprise), 1 + surprise
         self._least, self._most = 1 / limit, limit
-        self._scatter = Scatter(window)
+        self._scatter: Scatter | None = Scatter(window)
         self._scatter_with_prompts = Scatter(window)
         self._latest: deque[float] = deque(maxlen=5)
         self._allowances: dict[float, Allowance] = {}
@@ -186,7 +186,9 @@ class OnlineCostModel:
         self._allowances.clear()
         if f.prefill_tokens:
             self._scatter_with_prompts.add(ratio * self.correction, predicted)
-        if len(self._scatter_with_prompts) < ENOUGH:  # nobody asks for it after that
+        if self._scatter is not None and len(self._scatter_with_prompts) >= ENOUGH:
+            self._scatter = None  # nobody asks for it after that
+        if self._scatter is not None:
             self._scatter.add(ratio * self.correction, predicted)
         self._latest.append(ratio)
         bounded = min(max(ratio, self._least_ratio), self._most_ratio)
@@ -215,10 +217,10 @@ class OnlineCostModel:
 
     def _allowance(self, quantile: float) -> Allowance:
         behind = sorted(self._latest)[len(self._latest) // 2] if self._latest else 1.0
-        known = [s for s in (self._scatter_with_prompts, self._scatter) if len(s) >= ENOUGH]
-        if not known:
+        known = self._scatter_with_prompts if self._scatter is None else self._scatter
+        if len(known) < ENOUGH:
             return Allowance(behind=max(1.0, behind))
-        ratio, excess_s = known[0].ratios.quantile(quantile), known[0].excesses.quantile(quantile)
+        ratio, excess_s = known.ratios.quantile(quantile), known.excesses.quantile(quantile)
         return Allowance(max(1.0, ratio), max(0.0, excess_s), max(1.0, behind))
 
 

@@ -23,6 +23,7 @@ ROOM = 1.05
 """A relaxed promise is a little more than what was predicted, or noise alone would break it."""
 LONGEST_WAY_S = 1.0
 """Between client and scheduler."""
+_made = tuple.__new__
 
 
 class Forecast(NamedTuple):
@@ -176,8 +177,8 @@ class Gate:
             sharing, lengths = len(queue.elsewhere), sum([s.length for s in queue.elsewhere])
         sharing, lengths = sharing + 1, lengths + length
         shared = Features(0, sharing, lengths // sharing * sharing)
-        begins = max(wait, under_way)
-        return Forecast(age + begins + iterations * whole, wait, shared, begins, whole / chunk)
+        begins = wait if wait > under_way else under_way
+        return _made(Forecast, (age + begins + iterations * whole, wait, shared, begins, whole / chunk))
 
     def _largest_chunk(self, decodes: Features, offset: int, total: int, pace_s: float) -> tuple[int, float]:
         """Of `total` prompt tokens, that decodes of that pace allow; and the seconds that the iteration takes."""

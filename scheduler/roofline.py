@@ -186,15 +186,18 @@ class Roofline:
     hardware: Hardware
     tp: int = 1
     _laws: _Laws = field(init=False, repr=False, compare=False)
+    _elementwise: float = field(init=False, repr=False, compare=False)
+    _overhead_s: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_laws", _Laws(self.shape, self.hardware, self.tp))
+        object.__setattr__(self, "_elementwise", self.hardware.elementwise)
+        object.__setattr__(self, "_overhead_s", self.hardware.overhead_s)
 
     def predict(self, f: Features) -> float:
         """Seconds of an iteration."""
         linear, attention, communication, latency = self._laws.seconds(f)
-        hw = self.hardware
-        return linear + attention + hw.elementwise * linear + latency + communication + hw.overhead_s
+        return linear + attention + self._elementwise * linear + latency + communication + self._overhead_s
 
     def terms(self, f: Features) -> Terms:
         """The same by part."""
@@ -241,14 +244,14 @@ class _Laws:
         Attention's chunks are bound by what they compute, decodes by the KV they read, in waves; a kernel for each. A
         layer has two all-reduces, each of 2 (n-1)/n of the activations over the link.
         """
-        prompts, decodes = f.prefill_tokens, f.decodes
+        prompts, decodes, decode_context, pairs, _, squares, _ = f
         tokens = prompts + decodes
-        attention, kernels = self._context * f.decode_context, self._matrices
+        attention, kernels = self._context * decode_context, self._matrices
         if decodes > self._one_wave:
             attention *= self._waves.get(decodes) or self._in_waves(decodes)
         if prompts:
-            in_vain = self._square * f.chunk_squares + self._query * prompts
-            attention = self._pair * (f.chunk_pairs + in_vain) + attention
+            in_vain = self._square * squares + self._query * prompts
+            attention = self._pair * (pairs + in_vain) + attention
             kernels += self._attention_kernel
         if decodes:
             kernels += self._attention_kernel

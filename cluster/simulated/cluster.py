@@ -125,7 +125,7 @@ class SimulatedCluster:
         predict = self._machine.cost.predict
 
         def duration(under_way: InFlight) -> float:
-            return factor() * sum([predict(features) for features in under_way.features])
+            return factor() * sum(map(predict, under_way.features))
 
         return IterationLoop(
             scheduler,
