@@ -89,10 +89,12 @@ class Prefixes:
 
     def catch_up(self, sequence: Sequence) -> None:
         """Skip what somebody else has computed since it entered: the blocks that it held for that are free again."""
-        first = sequence.computed // self._pool.block_size
-        if sequence.computed % self._pool.block_size or sequence.blocks_sent > first:
+        first, within = divmod(sequence.computed, self._pool.block_size)
+        if within or sequence.blocks_sent > first:
             return
         shared = self.found(sequence, first)
+        if not shared:
+            return
         self._pool.share(shared)
         end = first + len(shared)
         self._pool.release(sequence.blocks[first:end])
@@ -115,8 +117,11 @@ class Prefixes:
         `failed`: who knows what they hold."""
         if not self.enabled:
             return
-        for sequence, *_, end in (entry for entry in written if entry.still_there and entry.sequence not in failed):
-            full = min(end, len(sequence.tokens)) // self._pool.block_size
+        for entry in written:
+            sequence = entry.sequence
+            if not entry.still_there or sequence in failed:
+                continue
+            full = min(entry.end, len(sequence.tokens)) // self._pool.block_size
             for index in range(sequence.known_blocks, full):
                 self._pool.know(sequence.blocks[index], self._digest(sequence, index))
             sequence.known_blocks = max(sequence.known_blocks, full)

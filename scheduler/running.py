@@ -61,8 +61,9 @@ class Running(Line):
 
     def got_on(self, prompt: Sequence) -> None:
         """A chunk of it was planned."""
-        place = _place(self.prompts, prompt)
-        if prompt.computed >= prompt.prefill_target and place is not None:
+        if prompt.computed < prompt.prefill_target:
+            return
+        if (place := _place(self.prompts, prompt)) is not None:
             del self.prompts[place]
             self._sort_in(prompt)
 

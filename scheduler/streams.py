@@ -98,7 +98,8 @@ class Streams(list[Sequence]):
         insort(self._at.setdefault(self._offset(sequence), []), sequence, key=_order)
         self._ends.setdefault(self._end(sequence), []).append(sequence)
         self._promises[sequence.promise] += 1
-        self._stops.update(sequence.stop_token_ids)
+        if sequence.stop_token_ids:
+            self._stops.update(sequence.stop_token_ids)
         if self._due_first is not None:
             self._due_first.append(sequence)
         sequence.fall_in(self._lockstep)
@@ -113,7 +114,8 @@ class Streams(list[Sequence]):
         _take_from(self._at, self._offset(sequence), sequence)
         _take_from(self._ends, self._end(sequence), sequence)
         _uncount(self._promises, (sequence.promise,))
-        _uncount(self._stops, sequence.stop_token_ids)
+        if sequence.stop_token_ids:
+            _uncount(self._stops, sequence.stop_token_ids)
         if self._due_first is not None and sequence in self._due_first:
             self._due_first = None
 

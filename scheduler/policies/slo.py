@@ -98,18 +98,19 @@ class SloBudget:
 
         line_due = list(accumulate(map(first_token_in, sharing.completable), min, initial=math.inf))
         aside_due = math.inf if sharing.aside is None else first_token_in(sharing.aside)
+        predict, longest_s, min_progress = self.cost.predict, self.settings.longest_s, self.settings.min_progress
         misses: dict[int, str] = {}
 
         def late(tokens: int) -> str:
             """Which deadline an iteration with so many prompt tokens would miss; none: empty."""
-            share = sharing.of(tokens)
-            planned = self.cost.predict(share.features)
+            features, completed, completes_aside = sharing.of(tokens)
+            planned = predict(features)
             ends = allowance.of(planned)
             if allowed is not None and ends > allowed:
                 return "deadline"
-            if planned > self.settings.longest_s and tokens > self.settings.min_progress:
+            if planned > longest_s and tokens > min_progress:
                 return "newcomers"
-            due = min(line_due[share.completed], aside_due if share.completes_aside else math.inf)
+            due = min(line_due[completed], aside_due) if completes_aside else line_due[completed]
             return "first_token" if ends > due else ""
 
         def in_time(tokens: int) -> bool:
