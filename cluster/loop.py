@@ -159,10 +159,18 @@ class IterationLoop:
     # Its steps.
 
     async def _step(self) -> None:
+        """Raises WorkersLost for whatever the executor raises, and where it takes too long."""
         self._launch()
         self.tell_ends()
         if self._under_way:
-            await self._complete()
+            launched = self._under_way[0]
+            if self._recovery is not None:
+                await _answered(launched, self._recovery)
+            try:
+                result = await launched.answer
+            except Exception as error:
+                raise WorkersLost(in_words(error)) from error
+            self._complete(launched, result)
         elif self._recovery is not None and (lost := self._recovery.dead()) is not None:
             raise lost
         else:
@@ -183,14 +191,13 @@ class IterationLoop:
             answer = asyncio.ensure_future(self._executor.execute(plan))
             self._under_way.append(_Launched(plan, under_way, predicted, started, answer))
 
-    async def _complete(self) -> None:
-        launched = self._under_way[0]
-        result = await self._answer(launched)
+    def _complete(self, launched: _Launched, result: IterationResult) -> None:
         self._under_way.popleft()
         ended = self._clock()
         deltas = self.scheduler.commit(result, ended)
         self.iterations += 1
-        self._publish_if_any(deltas)
+        if deltas:
+            self._publish_if_any(deltas)
         timings, served = self.scheduler.take_timings(), self.scheduler.take_served()
         if self._observer is not None:
             self._observer.iteration(
@@ -209,21 +216,6 @@ class IterationLoop:
         self._last_ended = ended
         self._tell_step()
         self._tell_progress()
-
-    async def _answer(self, launched: _Launched) -> IterationResult:
-        """Raises WorkersLost for whatever the executor raises, and where it takes too long."""
-        if self._recovery is not None:
-            patience = self._recovery.patience(launched.predicted_s)
-            for seconds in (patience, GRACE_S):
-                done, _ = await asyncio.wait({launched.answer}, timeout=seconds)
-                if done:
-                    break
-            else:
-                raise WorkersLost(f"no answer within {patience:.0f} s", hung=True)
-        try:
-            return await launched.answer
-        except Exception as error:
-            raise WorkersLost(in_words(error)) from error
 
     async def _replace_workers(self, lost: WorkersLost) -> None:
         """Raises WorkersLost where that cannot be. Requests come and go meanwhile."""
@@ -298,6 +290,16 @@ class IterationLoop:
         if self._progress is not None:
             self._progress.set()
             self._progress = None
+
+
+async def _answered(launched: _Launched, recovery: Recovery) -> None:
+    """Return once the answer is there. Raises WorkersLost where it takes too long."""
+    patience = recovery.patience(launched.predicted_s)
+    for seconds in (patience, GRACE_S):
+        done, _ = await asyncio.wait({launched.answer}, timeout=seconds)
+        if done:
+            return
+    raise WorkersLost(f"no answer within {patience:.0f} s", hung=True)
 
 
 def _hear(answer: asyncio.Future[IterationResult]) -> None:

@@ -191,7 +191,9 @@ class Prefixes:
 
     def _shareable(self, sequence: Sequence) -> int:
         """Its full blocks that somebody else may have computed for it."""
-        return 0 if sequence.computes_itself else (sequence.length - 1) // self._pool.block_size
+        if sequence.scores_wanted and sequence.computes_itself:
+            return 0
+        return (sequence.length - 1) // self._pool.block_size
 
     def _digest(self, sequence: Sequence, index: int) -> bytes:
         """Of its full block `index`, and all before. What was found out once is kept: tokens never change."""

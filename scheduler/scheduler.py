@@ -298,7 +298,7 @@ class Scheduler:
         """Book the tokens of those that go on with all other streams, which is nearly everybody in nearly every
         iteration. Returns where in the plan's order the others are."""
         sampling, others, at = under_way.sampling, list[int](), 0
-        told = {sampling[index].request_id: (logprob,) for index, logprob in result.logprobs}
+        told = {sampling[at].request_id: (logprob,) for at, logprob in result.logprobs} if result.logprobs else {}
         for step in under_way.steps:
             came = self._running.streams.tokens_came(step, result.tokens, now)
             self._ledger.book_step(came, told)
