@@ -56,6 +56,12 @@ class IterationLoop:
     None: nobody reads tokens, so that most are not told to the observer either, but for their timings.
     """
 
+    __slots__ = (
+        "_audit_failed", "_clock", "_closed", "_executor", "_last_ended", "_next_audit", "_observer",
+        "_on_step", "_overlap", "_predict", "_probes", "_progress", "_publish", "_recovery", "_under_way",
+        "_wake", "failure", "iterations", "lost", "scheduler",
+    )  # fmt: skip
+
     def __init__(
         self,
         scheduler: Scheduler,

@@ -28,6 +28,11 @@ class BlockPool:
     """`total` blocks of `block_size` tokens each: free + cached + referenced. The `directory` has the digests that it
     knows blocks by, beside those of other pools."""
 
+    __slots__ = (
+        "_digests", "_free", "_known", "_references", "_unheld", "block_size", "directory", "evictions",
+        "total",
+    )  # fmt: skip
+
     def __init__(self, total: int, block_size: int, directory: Directory | None = None) -> None:
         if total < 1 or block_size < 1:
             raise ValueError(f"a pool needs at least one block of at least one token, got {total} x {block_size}")

@@ -36,6 +36,8 @@ def givable(sequence: Sequence) -> bool:
 class Deadlines:
     """`timely` can be in time as far as is known, `yielding` go after them; both by when they are due."""
 
+    __slots__ = ("passed_from", "timely", "yielding")
+
     def __init__(self) -> None:
         self.timely: list[Due] = []
         self.yielding: list[Due] = []

@@ -52,6 +52,11 @@ class Gate:
     smaller. Iterations then take what is predicted on the average, and a first token waits for many of them. What
     forecasts do not know is learned from promises that are missed (`caution`), but where nobody is refused."""
 
+    __slots__ = (
+        "_allowing", "_longest_s", "_on_infeasible", "_shares", "_solver", "_streams", "_tokens", "caution",
+        "relax",
+    )  # fmt: skip
+
     def __init__(
         self,
         solver: Solver,

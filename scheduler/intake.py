@@ -16,7 +16,6 @@ from scheduler.request import Phase, Request, Sequence
 from scheduler.residents import Residents
 from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Grant, Promise, PromiseBook, UnknownClass
 
-
 _made = tuple.__new__
 """Of what is made for each group that is asked: without the detour over its constructor."""
 
@@ -39,6 +38,11 @@ class _Told(NamedTuple):
 
 class Intake:
     """Of one scheduler, into whose lines and pool it looks."""
+
+    __slots__ = (
+        "_changes", "_latest", "_pool", "_prefixes", "_present", "_residents", "_told", "_waiting",
+        "forecaster", "gate", "promises", "streams_elsewhere",
+    )  # fmt: skip
 
     def __init__(self, waiting: Line, residents: Residents, pool: BlockPool, prefixes: Prefixes) -> None:
         self.promises = PromiseBook()

@@ -15,6 +15,8 @@ _PLAIN = Delta("")[3:]
 class Ledger:
     """Deltas, timings and outcomes in the order in which they came."""
 
+    __slots__ = ("_deltas", "_served", "_timings", "read")
+
     def __init__(self) -> None:
         self.read = True
         """Whether somebody reads the tokens. Where nobody does, deltas with no more than one in them are not made."""

@@ -43,6 +43,8 @@ class Written(NamedTuple):
 class Prefixes:
     """`queried` and `hit` count tokens of requests when they begin, `key` are 16 to 64 secret bytes."""
 
+    __slots__ = ("_keyed", "_pool", "_salted", "enabled", "hit", "queried")
+
     def __init__(self, pool: BlockPool, *, enabled: bool, key: bytes) -> None:
         self.enabled = enabled
         self.queried = 0

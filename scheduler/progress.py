@@ -108,8 +108,6 @@ class Served:
 
 def chunks_of(forwards: Seq[Mix]) -> tuple[Chunk, ...]:
     """The prompts' parts of forwards that are about to run."""
-    if not any([forward.chunks for forward in forwards]):
-        return ()
     return tuple(
         [
             Chunk(s.request_id, s.prefill_offset, draft.count, s.prefill_target, s.arrival, s.promise)

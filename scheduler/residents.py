@@ -27,6 +27,8 @@ class Residents:
     The workers follow by plans: what a plan frees may be given away in the same plan, for releases come first.
     """
 
+    __slots__ = ("_arriving", "_entering", "_free_slots", "_leaving", "_pool", "_prefixes", "_slots", "host", "line")
+
     def __init__(self, slots: int, pool: BlockPool, prefixes: Prefixes, host: HostPool) -> None:
         self.line = Running(pool.block_size)
         self._pool = pool

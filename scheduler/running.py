@@ -18,6 +18,8 @@ class Running(Line):
     """Oldest first: `prompts`, of which tokens are to be computed, `streams`, and those `ending`, whose last token is
     planned and has not come."""
 
+    __slots__ = ("ending", "prompts", "streams")
+
     def __init__(self, block_size: int) -> None:
         super().__init__()
         self.prompts: list[Sequence] = []

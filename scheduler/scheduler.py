@@ -52,6 +52,12 @@ class Scheduler:
     `prefix_key`, and one count of `orders`, by which sequences are older or younger.
     """
 
+    __slots__ = (
+        "_gave_way", "_iteration", "_ledger", "_limits", "_orders", "_residents", "_running", "_sequences",
+        "_tally", "_under_way", "_waiting", "config", "entrance", "exchange", "host", "intake", "policy",
+        "pool", "prefixes",
+    )  # fmt: skip
+
     def __init__(
         self,
         config: SchedulerConfig,

@@ -63,6 +63,11 @@ class Streams(list[Sequence]):
     token each in the same iterations: whoever advances some of them alone takes them apart for that
     (`Running.step_alone`)."""
 
+    __slots__ = (
+        "_at", "_beginning", "_due_first", "_ends", "_left", "_lockstep", "_members", "_promises", "_slots",
+        "_stops", "_tokens", "block_size", "context",
+    )  # fmt: skip
+
     def __init__(self, block_size: int) -> None:
         super().__init__()
         self.block_size = block_size

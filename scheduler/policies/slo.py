@@ -58,6 +58,8 @@ class SloSettings:
 class SloBudget:
     """The token budget of an iteration from the deadlines of its streams (`scheduler.slo.Promise`)."""
 
+    __slots__ = ("_iterations_without_prefill", "_tokens", "cost", "settings")
+
     def __init__(self, cost: OnlineCostModel, settings: SloSettings | None = None) -> None:
         self.cost = cost
         self.settings = settings or SloSettings()
