@@ -36,7 +36,7 @@ class Present(NamedTuple):
             contexts += sum([sequence.computed for sequence in ending])
             pace = min([pace, *[sequence.promise.pace_s for sequence in ending]])
         if not computing and not waiting:
-            return cls(Features(0, streams, contexts), pace, (), contexts + streams, 0)
+            return cls(Features(0, streams, contexts), pace, [], contexts + streams, 0)
         lengths = contexts + streams + sum([sequence.length for sequence in computing])  # of a stream all but the last
         left = [(s, s.length - s.computed) for s in computing] + [(s, s.length - s.reusable) for s in waiting]
         prompts = [(sequence.due, tokens) for sequence, tokens in left if not sequence.yields]
