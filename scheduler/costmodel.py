@@ -179,9 +179,8 @@ class OnlineCostModel:
     def observe(self, f: Features, seconds: float, ended: float = 0.0) -> float:
         """Learn from one iteration, that `ended` then. Returns its ratio of actual to predicted (as it was
         predicted)."""
-        if ended > self._busy_until:
-            self._busy_until = ended
-        predicted = self.base.predict(f) * self.correction
+        self._busy_until = max(self._busy_until, ended)
+        predicted = self.predict(f)
         ratio = seconds / predicted
         self._allowances.clear()
         if f.prefill_tokens:

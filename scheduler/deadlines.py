@@ -89,7 +89,7 @@ def relegated(prompts: Seq[Due], work: Work, now: float) -> set[int]:
         ends += seconds
         if ends > due:
             break
-    else:  # nearly always
+    else:  # as it nearly always is: nobody would be late
         return late
     ends = now
     kept: dict[int, list[tuple[float, int]]] = {}  # by scale, the longest first

@@ -24,6 +24,7 @@ ROOM = 1.05
 LONGEST_WAY_S = 1.0
 """Between client and scheduler."""
 _made = tuple.__new__
+"""For what is made for each group that is asked: without the detour over its constructor."""
 
 
 class Forecast(NamedTuple):
@@ -182,7 +183,7 @@ class Gate:
             sharing, lengths = len(queue.elsewhere), sum([s.length for s in queue.elsewhere])
         sharing, lengths = sharing + 1, lengths + length
         shared = Features(0, sharing, lengths // sharing * sharing)
-        begins = wait if wait > under_way else under_way
+        begins = max(wait, under_way)
         return _made(Forecast, (age + begins + iterations * whole, wait, shared, begins, whole / chunk))
 
     def _largest_chunk(self, decodes: Features, offset: int, total: int, pace_s: float) -> tuple[int, float]:

@@ -17,7 +17,7 @@ from scheduler.residents import Residents
 from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Grant, Promise, PromiseBook, UnknownClass
 
 _made = tuple.__new__
-"""Of what is made for each group that is asked: without the detour over its constructor."""
+"""For what is made for each group that is asked: without the detour over its constructor."""
 
 
 class _Told(NamedTuple):

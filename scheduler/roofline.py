@@ -186,18 +186,15 @@ class Roofline:
     hardware: Hardware
     tp: int = 1
     _laws: _Laws = field(init=False, repr=False, compare=False)
-    _elementwise: float = field(init=False, repr=False, compare=False)
-    _overhead_s: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_laws", _Laws(self.shape, self.hardware, self.tp))
-        object.__setattr__(self, "_elementwise", self.hardware.elementwise)
-        object.__setattr__(self, "_overhead_s", self.hardware.overhead_s)
 
     def predict(self, f: Features) -> float:
         """Seconds of an iteration."""
         linear, attention, communication, latency = self._laws.seconds(f)
-        return linear + attention + self._elementwise * linear + latency + communication + self._overhead_s
+        hw = self.hardware
+        return linear + attention + hw.elementwise * linear + latency + communication + hw.overhead_s
 
     def terms(self, f: Features) -> Terms:
         """The same by part."""
