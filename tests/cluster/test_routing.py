@@ -137,7 +137,8 @@ def test_a_newcomer_is_made_once_until_a_group_has_taken_it() -> None:
     first.add(asked, 0.0)
     assert first.sequence("r") is newcomer
     again = second.intake.newcomer(asked, 0.0)
-    assert again is not newcomer and again.tokens == newcomer.tokens
+    assert again is not newcomer
+    assert again.tokens == newcomer.tokens
 
 
 def test_a_sequence_that_starts_over_is_placed_alike() -> None:
