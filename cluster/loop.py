@@ -194,7 +194,8 @@ class IterationLoop:
                 return
             under_way = self.scheduler.under_way(plan.iteration)
             predicted = None if self._predict is None else self._predict(under_way.features)
-            answer = asyncio.ensure_future(self._executor.execute(plan))
+            coming = self._executor.execute(plan)
+            answer = coming if isinstance(coming, asyncio.Future) else asyncio.ensure_future(coming)
             self._under_way.append(_Launched(plan, under_way, predicted, started, answer))
 
     def _complete(self, launched: _Launched, result: IterationResult) -> None:

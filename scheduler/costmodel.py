@@ -10,6 +10,7 @@ The form is the roofline's (`scheduler.roofline`); the numbers are the machine's
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
@@ -257,7 +258,7 @@ class Latest:
     def __init__(self, window: int) -> None:
         self._window = window
         self._known: deque[float] = deque()
-        self._ordered: list[float] = []
+        self._ordered: array[float] = array("d")  # side by side, since they are compared
 
     def __len__(self) -> int:
         return len(self._known)

@@ -219,7 +219,8 @@ class SimulatedCluster:
             await self._came.wait()
 
     def _tell(self) -> None:
-        self._advance()
+        if self._transfers is not None:
+            self._transfers.advance()
         if self._came is not None:
             self._came.set()
             self._came = None

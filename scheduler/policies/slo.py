@@ -154,10 +154,12 @@ class SloBudget:
 class SloPolicy:
     """All decodes, and chunks of the most urgent prompts up to the budget, in one fused forward."""
 
+    __slots__ = ("budget", "decision", "pace")
+
     name: ClassVar[str] = "slo"
-    decision: Decision = NOTHING_WANTED
 
     def __init__(self, budget: SloBudget) -> None:
+        self.decision: Decision = NOTHING_WANTED
         self.budget = budget
         self.pace = Pace(budget.cost)
 
