@@ -56,6 +56,12 @@ class IterationLoop:
     None: nobody reads tokens, so that most are not told to the observer either, but for their timings.
     """
 
+    __slots__ = (
+        "_audit_failed", "_clock", "_closed", "_executor", "_last_ended", "_next_audit", "_observer",
+        "_on_step", "_overlap", "_predict", "_probes", "_progress", "_publish", "_recovery", "_under_way",
+        "_wake", "failure", "iterations", "lost", "scheduler",
+    )  # fmt: skip
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -159,10 +165,18 @@ class IterationLoop:
     # Its steps.
 
     async def _step(self) -> None:
+        """Raises WorkersLost for whatever the executor raises, and where it takes too long."""
         self._launch()
         self.tell_ends()
         if self._under_way:
-            await self._complete()
+            launched = self._under_way[0]
+            if self._recovery is not None:
+                await _answered(launched, self._recovery)
+            try:
+                result = await launched.answer
+            except Exception as error:
+                raise WorkersLost(in_words(error)) from error
+            self._complete(launched, result)
         elif self._recovery is not None and (lost := self._recovery.dead()) is not None:
             raise lost
         else:
@@ -180,17 +194,17 @@ class IterationLoop:
                 return
             under_way = self.scheduler.under_way(plan.iteration)
             predicted = None if self._predict is None else self._predict(under_way.features)
-            answer = asyncio.ensure_future(self._executor.execute(plan))
+            coming = self._executor.execute(plan)
+            answer = coming if isinstance(coming, asyncio.Future) else asyncio.ensure_future(coming)
             self._under_way.append(_Launched(plan, under_way, predicted, started, answer))
 
-    async def _complete(self) -> None:
-        launched = self._under_way[0]
-        result = await self._answer(launched)
+    def _complete(self, launched: _Launched, result: IterationResult) -> None:
         self._under_way.popleft()
         ended = self._clock()
         deltas = self.scheduler.commit(result, ended)
         self.iterations += 1
-        self._publish_if_any(deltas)
+        if deltas:
+            self._publish_if_any(deltas)
         timings, served = self.scheduler.take_timings(), self.scheduler.take_served()
         if self._observer is not None:
             self._observer.iteration(
@@ -209,21 +223,6 @@ class IterationLoop:
         self._last_ended = ended
         self._tell_step()
         self._tell_progress()
-
-    async def _answer(self, launched: _Launched) -> IterationResult:
-        """Raises WorkersLost for whatever the executor raises, and where it takes too long."""
-        if self._recovery is not None:
-            patience = self._recovery.patience(launched.predicted_s)
-            for seconds in (patience, GRACE_S):
-                done, _ = await asyncio.wait({launched.answer}, timeout=seconds)
-                if done:
-                    break
-            else:
-                raise WorkersLost(f"no answer within {patience:.0f} s", hung=True)
-        try:
-            return await launched.answer
-        except Exception as error:
-            raise WorkersLost(in_words(error)) from error
 
     async def _replace_workers(self, lost: WorkersLost) -> None:
         """Raises WorkersLost where that cannot be. Requests come and go meanwhile."""
@@ -273,6 +272,8 @@ class IterationLoop:
 
     def tell_ends(self) -> None:
         """Publish what ended outside of any iteration, now rather than with the next one."""
+        if not self.scheduler.has_news:
+            return
         deltas, served = self.scheduler.take_deltas(), self.scheduler.take_served()
         self._publish_if_any(deltas)
         if self._observer is not None and (deltas or served):
@@ -296,6 +297,16 @@ class IterationLoop:
         if self._progress is not None:
             self._progress.set()
             self._progress = None
+
+
+async def _answered(launched: _Launched, recovery: Recovery) -> None:
+    """Return once the answer is there. Raises WorkersLost where it takes too long."""
+    patience = recovery.patience(launched.predicted_s)
+    for seconds in (patience, GRACE_S):
+        done, _ = await asyncio.wait({launched.answer}, timeout=seconds)
+        if done:
+            return
+    raise WorkersLost(f"no answer within {patience:.0f} s", hung=True)
 
 
 def _hear(answer: asyncio.Future[IterationResult]) -> None:

@@ -96,5 +96,5 @@ class Groups:
 def _rank(scheduler: Scheduler, newcomer: Sequence_, now: float) -> tuple[float, int, int]:
     """Less is better. Predictions that differ by less than a millisecond do not differ."""
     expected = scheduler.intake.expected(newcomer, now)
-    seconds = 0.0 if expected.ttft_s is None else expected.ttft_s
-    return math.floor(seconds * 1e3), expected.tokens, expected.sequences
+    seconds, tokens, sequences = expected
+    return 0 if seconds is None else math.floor(seconds * 1e3), tokens, sequences

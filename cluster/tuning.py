@@ -55,8 +55,9 @@ class Tuning:
 
     def observe(self, record: IterationRecord) -> None:
         """Learn from an iteration. One of two forwards (`alternate`) says nothing about a fused one."""
-        if len(record.features) == 1:
-            self.cost.observe(record.features[0], record.actual_s, record.ended)
+        features = record.under_way.features
+        if len(features) == 1:
+            self.cost.observe(features[0], record.actual_s, record.ended)
 
     def relax(self, now: float) -> None:
         """Each by itself: another group of them may have been busy all the time."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scheduler.errors import RequestRefused
 from scheduler.request import Request
-from scheduler.sampling import MAX_LOGPROBS, SamplingParams
+from scheduler.sampling import MAX_LOGPROBS, NOTHING_ASKED, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ def check_request(request: Request, limits: Limits) -> None:
     """Raises RequestRefused with the numbers that decide."""
     _check_lengths(request, limits)
     _check_tokens(request, limits)
-    check_sampling(request.sampling, limits.vocab_size)
+    if request.sampling is not NOTHING_ASKED:
+        check_sampling(request.sampling, limits.vocab_size)
 
 
 def _check_lengths(request: Request, limits: Limits) -> None:
@@ -56,7 +57,8 @@ def _check_lengths(request: Request, limits: Limits) -> None:
 
 def _check_tokens(request: Request, limits: Limits) -> None:
     tokens = request.prompt + request.produced
-    if all(0 <= token < limits.vocab_size for token in set(tokens)):
+    different = set(tokens)
+    if min(different) >= 0 and max(different) < limits.vocab_size:
         return
     token = next(token for token in tokens if not 0 <= token < limits.vocab_size)
     raise RequestRefused(

@@ -28,6 +28,11 @@ class BlockPool:
     """`total` blocks of `block_size` tokens each: free + cached + referenced. The `directory` has the digests that it
     knows blocks by, beside those of other pools."""
 
+    __slots__ = (
+        "_digests", "_free", "_known", "_references", "_unheld", "block_size", "directory", "evictions",
+        "total",
+    )  # fmt: skip
+
     def __init__(self, total: int, block_size: int, directory: Directory | None = None) -> None:
         if total < 1 or block_size < 1:
             raise ValueError(f"a pool needs at least one block of at least one token, got {total} x {block_size}")
@@ -112,8 +117,9 @@ class BlockPool:
     # What they hold.
 
     def find(self, digest: bytes) -> int | None:
-        """The block that is known by a digest."""
-        return self._known.get(digest)
+        """The block that is known by a digest. Of what no pool knows, the one directory of all is asked: who asks one
+        pool after the other finds it in its caches."""
+        return self._known.get(digest) if digest in self.directory else None
 
     def unheld(self, blocks: Iterable[int]) -> int:
         """How many of these blocks nobody holds."""

@@ -34,8 +34,11 @@ def book_forward(mix: Mix, running: Running, booking: Booking) -> Forward:
         new_blocks += [(sequence.slot, block) for block in unsent]
     filling = _filling_a_block(streams, block_size)
     first = len(booking.sampling)
-    booking.sampling += streams.members if isinstance(streams, Streams) else tuple(streams)
-    slots = streams.slots if isinstance(streams, Streams) else tuple([sequence.slot for sequence in streams])
+    if isinstance(streams, Streams):
+        members, slots = streams.members, streams.slots
+    else:
+        members, slots = tuple(streams), tuple([sequence.slot for sequence in streams])
+    booking.sampling += members
     if streams and streams is running.streams:
         booking.steps.append(running.step(first))
     elif streams:
@@ -43,6 +46,8 @@ def book_forward(mix: Mix, running: Running, booking: Booking) -> Forward:
     for sequence in filling:
         end = sequence.computed
         booking.written.append(Written(sequence, sequence.preemptions, end - 1, end))
+    if not mix.chunks:
+        return Forward(slots, (), tuple(new_blocks))
     chunks = tuple([_book_chunk(draft, block_size, booking) for draft in mix.chunks])
     for draft in mix.chunks:
         running.got_on(draft.sequence)
@@ -74,17 +79,17 @@ def still_running(mix: Mix) -> Mix:
 def _book_chunk(draft: Draft, block_size: int, booking: Booking) -> Segment:
     """Its blocks are told as far as it writes: those after may still turn out to be another's."""
     sequence, start = draft.sequence, draft.sequence.computed
-    sequence.computed += draft.count
-    if sequence.computed // block_size > start // block_size:
-        booking.written.append(Written(sequence, sequence.preemptions, start, sequence.computed))
-    sample = sequence.computed == sequence.length
+    sequence.computed = end = start + draft.count
+    if end // block_size > start // block_size:
+        booking.written.append(Written(sequence, sequence.preemptions, start, end))
+    sample = end == sequence.length
     if sample:
         sequence.pending += 1
         booking.sampling += (sequence,)
-    score = gives_scores(sequence, start, sequence.computed)
+    score = gives_scores(sequence, start, end)
     if score:
         booking.scored.append(Scored(sequence, start))
-    new_blocks = tuple(_unsent_blocks(sequence, -(-sequence.computed // block_size)))
+    new_blocks = tuple(_unsent_blocks(sequence, -(-end // block_size)))
     return Segment(sequence.slot, start, draft.count, new_blocks, sample, score)
 
 

@@ -23,6 +23,8 @@ class Caution:
     (adaptive conformal inference, Gibbs and Candes, NeurIPS 2021).
     """
 
+    __slots__ = ("_known_at", "_log")
+
     def __init__(self) -> None:
         self._log = 0.0
         self._known_at = 0.0

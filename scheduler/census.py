@@ -42,6 +42,8 @@ class Census:
 class Roll(dict[str, Sequence]):
     """The sequences of one scheduler by request, counted in a census. To be changed one at a time."""
 
+    __slots__ = ("census", "place")
+
     def __init__(self, census: Census) -> None:
         super().__init__()
         self.census, self.place = census, census.new_place()

@@ -10,11 +10,12 @@ The form is the roofline's (`scheduler.roofline`); the numbers are the machine's
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scheduler.roofline import Features, smooth_max
 
@@ -132,8 +133,7 @@ ENOUGH = 20
 """Iterations after which it is told how they scatter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(NamedTuple):
     """By how much an iteration may exceed its prediction. What disturbs iterations makes some of them longer by a
     factor, and others by so many seconds whatever their length; it is seen at the lengths that there were lately.
     Beyond them the smaller of the two is believed, for that corrects itself: what is then planned is seen, too.
@@ -147,7 +147,8 @@ class Allowance:
 
     def of(self, predicted_s: float) -> float:
         """Seconds that it is within."""
-        return self.behind * min(predicted_s * self.ratio, predicted_s + self.excess_s)
+        by_ratio, by_excess = predicted_s * self.ratio, predicted_s + self.excess_s
+        return self.behind * (by_ratio if by_ratio <= by_excess else by_excess)
 
 
 class OnlineCostModel:
@@ -165,9 +166,9 @@ class OnlineCostModel:
         self.base = base
         self.correction = 1.0
         self._step = step
-        self._surprise = surprise
-        self._limit = limit
-        self._scatter = Scatter(window)
+        self._least_ratio, self._most_ratio = 1 / (1 + surprise), 1 + surprise
+        self._least, self._most = 1 / limit, limit
+        self._scatter: Scatter | None = Scatter(window)
         self._scatter_with_prompts = Scatter(window)
         self._latest: deque[float] = deque(maxlen=5)
         self._allowances: dict[float, Allowance] = {}
@@ -185,12 +186,14 @@ class OnlineCostModel:
         self._allowances.clear()
         if f.prefill_tokens:
             self._scatter_with_prompts.add(ratio * self.correction, predicted)
-        if len(self._scatter_with_prompts) < ENOUGH:  # nobody asks for it after that
+        if self._scatter is not None and len(self._scatter_with_prompts) >= ENOUGH:
+            self._scatter = None  # nobody asks for it after that
+        if self._scatter is not None:
             self._scatter.add(ratio * self.correction, predicted)
         self._latest.append(ratio)
-        bounded = min(max(ratio, 1 / (1 + self._surprise)), 1 + self._surprise)
+        bounded = min(max(ratio, self._least_ratio), self._most_ratio)
         moved = self.correction * bounded**self._step
-        self.correction = min(max(moved, 1 / self._limit), self._limit)
+        self.correction = min(max(moved, self._least), self._most)
         return ratio
 
     def relax(self, now: float) -> None:
@@ -214,10 +217,10 @@ class OnlineCostModel:
 
     def _allowance(self, quantile: float) -> Allowance:
         behind = sorted(self._latest)[len(self._latest) // 2] if self._latest else 1.0
-        known = [s for s in (self._scatter_with_prompts, self._scatter) if len(s) >= ENOUGH]
-        if not known:
+        known = self._scatter_with_prompts if self._scatter is None else self._scatter
+        if len(known) < ENOUGH:
             return Allowance(behind=max(1.0, behind))
-        ratio, excess_s = known[0].ratios.quantile(quantile), known[0].excesses.quantile(quantile)
+        ratio, excess_s = known.ratios.quantile(quantile), known.excesses.quantile(quantile)
         return Allowance(max(1.0, ratio), max(0.0, excess_s), max(1.0, behind))
 
 
@@ -255,7 +258,7 @@ class Latest:
     def __init__(self, window: int) -> None:
         self._window = window
         self._known: deque[float] = deque()
-        self._ordered: list[float] = []
+        self._ordered: array[float] = array("d")  # side by side, since they are compared
 
     def __len__(self) -> int:
         return len(self._known)

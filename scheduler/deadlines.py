@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from heapq import heappop, heappush
 
 from scheduler.request import Sequence
@@ -34,6 +35,8 @@ def givable(sequence: Sequence) -> bool:
 
 class Deadlines:
     """`timely` can be in time as far as is known, `yielding` go after them; both by when they are due."""
+
+    __slots__ = ("passed_from", "timely", "yielding")
 
     def __init__(self) -> None:
         self.timely: list[Due] = []
@@ -74,16 +77,24 @@ class Deadlines:
             insort(after, due)
 
 
-def relegated(prompts: Iterable[Due], work: Work, now: float) -> set[int]:
+def relegated(prompts: Seq[Due], work: Work, now: float) -> set[int]:
     """Orders of those that are given up, of prompts that stand by when they are due.
 
     Whoever would be late gives way to those before, or one of those does that takes longer and was promised no less
     time: nobody loses a short promise for others that may take their time.
     """
+    takes = [work(sequence) for _, _, sequence in prompts]
     ends, late = now, set[int]()
+    for (due, _, _), seconds in zip(prompts, takes, strict=True):
+        ends += seconds
+        if ends > due:
+            break
+    else:  # as it nearly always is: nobody would be late
+        return late
+    ends = now
     kept: dict[int, list[tuple[float, int]]] = {}  # by scale, the longest first
-    for due, order, sequence in prompts:
-        seconds, scale = work(sequence), _scale(sequence)
+    for (due, order, sequence), seconds in zip(prompts, takes, strict=True):
+        scale = _scale(sequence)
         ends += seconds
         if givable(sequence):
             heappush(kept.setdefault(scale, []), (-seconds, order))

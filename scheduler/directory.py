@@ -9,28 +9,21 @@ if TYPE_CHECKING:
     from scheduler.blocks import BlockPool
 
 
-class Directory:
-    """By digest. Pools keep their own entries; nobody else writes here."""
-
-    def __init__(self) -> None:
-        self._holders: dict[bytes, BlockPool | tuple[BlockPool, ...]] = {}
-        """Nearly all have one, which then is there by itself: there are millions of them."""
-
-    def __len__(self) -> int:
-        """Digests that some pool knows."""
-        return len(self._holders)
+class Directory(dict[bytes, "BlockPool | tuple[BlockPool, ...]"]):
+    """By digest. Nearly all have one pool, which then is there by itself: there are millions of them. Pools keep their
+    own entries; nobody else writes here."""
 
     def holders(self, digest: bytes) -> Seq[BlockPool]:
-        found = self._holders.get(digest, ())
+        found = self.get(digest, ())
         return found if isinstance(found, tuple) else (found,)
 
     def add(self, digest: bytes, pool: BlockPool) -> None:
         before = self.holders(digest)
-        self._holders[digest] = (*before, pool) if before else pool
+        self[digest] = (*before, pool) if before else pool
 
     def remove(self, digest: bytes, pool: BlockPool) -> None:
         left = tuple(holder for holder in self.holders(digest) if holder is not pool)
         if left:
-            self._holders[digest] = left
+            self[digest] = left
         else:
-            del self._holders[digest]
+            del self[digest]

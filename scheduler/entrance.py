@@ -33,6 +33,8 @@ class Urgency(NamedTuple):
 class Entrance:
     """Of one scheduler, into whose lines it looks. `give_way` takes slot and blocks away from one that has them."""
 
+    __slots__ = ("_by_turns", "_exchange", "_give_way", "_prompts", "_residents", "_tenants", "_urgency", "waiting")
+
     def __init__(
         self, waiting: Line, residents: Residents, exchange: Exchange, give_way: Callable[[Sequence], None]
     ) -> None:

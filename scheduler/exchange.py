@@ -43,6 +43,11 @@ class Place:
 class Exchange:
     """Of one scheduler, whose sequences, lines and pool it works on."""
 
+    __slots__ = (
+        "_last_use", "_leases", "_places", "_pool", "_prefixes", "_residents", "_sequences", "_waiting",
+        "held", "placed", "role",
+    )  # fmt: skip
+
     def __init__(
         self,
         role: Role,

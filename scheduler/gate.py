@@ -23,6 +23,8 @@ ROOM = 1.05
 """A relaxed promise is a little more than what was predicted, or noise alone would break it."""
 LONGEST_WAY_S = 1.0
 """Between client and scheduler."""
+_made = tuple.__new__
+"""For what is made for each group that is asked: without the detour over its constructor."""
 
 
 class Forecast(NamedTuple):
@@ -50,6 +52,11 @@ class Gate:
     """Asks the solver. `allowing` gives what budgets allow for now, seconds for the predicted ones: it makes chunks
     smaller. Iterations then take what is predicted on the average, and a first token waits for many of them. What
     forecasts do not know is learned from promises that are missed (`caution`), but where nobody is refused."""
+
+    __slots__ = (
+        "_allowing", "_longest_s", "_on_infeasible", "_shares", "_solver", "_streams", "_tokens", "caution",
+        "relax",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -161,7 +168,9 @@ class Gate:
         """As if nobody came after it: the prompts that are due before it go first, in chunks that the streams allow."""
         there = queue.present
         length = newcomer.length
-        total = there.ahead_of(newcomer.due) + length - queue.cached_tokens
+        total = length - queue.cached_tokens
+        if there.prompts:
+            total += there.ahead_of(newcomer.due)
         chunk, whole = self._largest_chunk(there.decodes, length // 2, total, there.pace_s)
         iterations = math.ceil(total / chunk)
         # What is under way when it comes has to end first: half of an iteration on the average.
@@ -175,15 +184,16 @@ class Gate:
         sharing, lengths = sharing + 1, lengths + length
         shared = Features(0, sharing, lengths // sharing * sharing)
         begins = max(wait, under_way)
-        return Forecast(age + begins + iterations * whole, wait, shared, begins, whole / chunk)
+        return _made(Forecast, (age + begins + iterations * whole, wait, shared, begins, whole / chunk))
 
     def _largest_chunk(self, decodes: Features, offset: int, total: int, pace_s: float) -> tuple[int, float]:
         """Of `total` prompt tokens, that decodes of that pace allow; and the seconds that the iteration takes."""
-        predict, allowing, known = self._solver.cost.predict, self._allowing(), dict[int, float]()
+        predict, allowing, longest_s = self._solver.cost.predict, self._allowing(), self._longest_s
+        known: dict[int, float] = {}
 
         def keeps_pace(chunk: int) -> bool:
             known[chunk] = seconds = predict(decodes.with_chunk(offset, chunk))
-            return seconds <= self._longest_s and allowing(seconds) <= pace_s
+            return seconds <= longest_s and allowing(seconds) <= pace_s
 
         most = min(total, self._solver.cap)
         chunk = largest(keeps_pace, most, 1, self._tokens - decodes.decodes)
@@ -217,9 +227,12 @@ class Gate:
         and blocks, if all of them generate what they may: a stop token comes sooner, so that this is the most."""
         if queue.elsewhere is not None:
             return 0.0  # nobody stays: what has to end is the prompts ahead, which are counted
-        before = [s for s in queue.waiting if not s.yields and s.due <= newcomer.due]
+        waiting = queue.waiting
+        before = [s for s in waiting if not s.yields and s.due <= newcomer.due] if waiting else []
         slots = len(before) + 1 - queue.free_slots
-        blocks = sum([queue.blocks_for(s.length) for s in (*before, newcomer)]) - queue.free_blocks
+        blocks = queue.blocks_for(newcomer.length) - queue.free_blocks
+        if before:
+            blocks += sum([queue.blocks_for(s.length) for s in before])
         if slots <= 0 and blocks <= 0:
             return 0.0
         steps = 0

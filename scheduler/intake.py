@@ -16,6 +16,9 @@ from scheduler.request import Phase, Request, Sequence
 from scheduler.residents import Residents
 from scheduler.slo import BEST_EFFORT_CLASS, CUSTOM_CLASS, DEFAULT_CLASS, Grant, Promise, PromiseBook, UnknownClass
 
+_made = tuple.__new__
+"""For what is made for each group that is asked: without the detour over its constructor."""
+
 
 class _Told(NamedTuple):
     """A forecast, and what it was made of. `reusable` is here, since others are asked about the newcomer after that."""
@@ -36,6 +39,11 @@ class _Told(NamedTuple):
 class Intake:
     """Of one scheduler, into whose lines and pool it looks."""
 
+    __slots__ = (
+        "_changes", "_latest", "_pool", "_prefixes", "_present", "_residents", "_told", "_waiting",
+        "forecaster", "gate", "promises", "streams_elsewhere",
+    )  # fmt: skip
+
     def __init__(self, waiting: Line, residents: Residents, pool: BlockPool, prefixes: Prefixes) -> None:
         self.promises = PromiseBook()
         self.gate: Gate | None = None
@@ -54,15 +62,14 @@ class Intake:
 
     def newcomer(self, request: Request, now: float) -> Sequence:
         """What a request becomes. Raises RequestRefused for a class of service that is not known."""
-        sequence = Sequence(
-            request=request,
-            arrival=now - request.age_s,
-            order=-1,
-            tokens=[*request.prompt, *request.produced],
-            promise=self._promise(request),
-        )
+        arrival, promise = now - request.age_s, self._promise(request)
         if self._told is not None and self._told.newcomer.request is request:
-            sequence.digests = list(self._told.newcomer.digests)
+            known = self._told.newcomer
+            if known.order < 0 and known.arrival == arrival and known.promise == promise:  # nobody has taken it yet
+                known.reusable = 0
+                return known
+        tokens = [*request.prompt, *request.produced]
+        sequence = Sequence(request=request, arrival=arrival, order=-1, tokens=tokens, promise=promise)
         sequence.slo_class = request.slo_class or (DEFAULT_CLASS if request.promise is None else CUSTOM_CLASS)
         sequence.due = sequence.wanted_at()
         return sequence
@@ -99,14 +106,13 @@ class Intake:
 
     def expected(self, newcomer: Sequence, now: float) -> Expected:
         """What a newcomer would find here."""
-        queue = self._queue(newcomer)
-        ttft = None
-        if self.forecaster is not None:
-            forecast, reusable = self.forecaster.forecast(newcomer, queue, now), queue.cached_tokens
-            ttft, self._told = forecast.ttft_s, _Told(self.forecaster, newcomer, now, queue.present, reusable, forecast)
-        own = newcomer.length - queue.cached_tokens
-        tokens = queue.present.tokens_to_compute + own
-        return Expected(ttft, tokens, len(self._residents.line) + len(self._waiting))
+        queue, gate, ttft = self._queue(newcomer), self.forecaster, None
+        present, reusable = queue.present, queue.cached_tokens
+        if gate is not None:
+            forecast = gate.forecast(newcomer, queue, now)
+            ttft, self._told = forecast.ttft_s, _made(_Told, (gate, newcomer, now, present, reusable, forecast))
+        tokens = present.tokens_to_compute + newcomer.length - reusable
+        return _made(Expected, (ttft, tokens, len(queue.running) + len(queue.waiting)))
 
     def _forecast(self, gate: Gate, newcomer: Sequence, now: float) -> Forecast:
         """What it was told before it came, where nothing has changed since."""
@@ -135,22 +141,14 @@ class Intake:
         return self.present.tokens_to_compute
 
     def _queue(self, newcomer: Sequence) -> Queue:
-        streams = self.streams_elsewhere
-        newcomer.reusable = len(self._prefixes.found(newcomer)) * self._pool.block_size
-        latest = self._latest
+        streams, residents, pool = self.streams_elsewhere, self._residents, self._pool
+        reusable, latest = len(self._prefixes.found(newcomer)) * pool.block_size, self._latest
         if latest is not None and latest.first_token_at is None and latest.phase is not Phase.FINISHED:
-            newcomer.reusable = max(newcomer.reusable, self._prefixes.shared_by(latest, newcomer))
-        return Queue(
-            self.present,
-            self._residents.line,
-            self._waiting,
-            self._residents.free_slots,
-            self._pool.available,
-            self._pool.blocks_for,
-            self._pool.total,
-            newcomer.reusable,
-            None if streams is None else streams(),
-        )
+            reusable = max(reusable, self._prefixes.shared_by(latest, newcomer))
+        newcomer.reusable = reusable
+        lines, there = (residents.line, self._waiting), None if streams is None else streams()
+        free = residents.free_slots, pool.available, pool.blocks_for, pool.total
+        return _made(Queue, (self.present, *lines, *free, reusable, there))
 
     def _promise(self, request: Request) -> Promise:
         try:

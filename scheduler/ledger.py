@@ -15,6 +15,8 @@ _PLAIN = Delta("")[3:]
 class Ledger:
     """Deltas, timings and outcomes in the order in which they came."""
 
+    __slots__ = ("_deltas", "_served", "_timings", "read")
+
     def __init__(self) -> None:
         self.read = True
         """Whether somebody reads the tokens. Where nobody does, deltas with no more than one in them are not made."""
@@ -24,17 +26,19 @@ class Ledger:
 
     def book_step(self, came: Came, logprobs: Mapping[str, tuple[TokenLogprob, ...]]) -> None:
         """Tell of the tokens of a step, with their log-probabilities by request where those were asked for."""
-        together, own = came.sequences, came.own_gaps
+        together, gap_s, own, _ = came
         if own:
             alone = {sequence.order for sequence, _ in own}
             together = [sequence for sequence in together if sequence.order not in alone]
             self._timings.others += [TokenTiming(of.request_id, None, gap_s, False) for of, gap_s in own]
         if together:
-            self._timings.together.append(Together(together, came.gap_s))
-        if self.read and logprobs:
+            self._timings.together.append(_made(Together, (together, gap_s)))
+        if not self.read:
+            return
+        if logprobs:
             told = [(s.request_id, (s.tokens[-1],), logprobs.get(s.request_id, ())) for s in came.sequences]
             self._deltas += [Delta(*delta) for delta in told]
-        elif self.read:
+        else:
             self._deltas += [_made(Delta, (s.request_id, (s.tokens[-1],), (), *_PLAIN)) for s in came.sequences]
 
     def book(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> Delta:
@@ -80,6 +84,10 @@ class Ledger:
         if outcome is not None:
             self._served.append(Served(sequence.request_id, sequence.slo_class, outcome, sequence.predicted_ttft_s))
         self._deltas.append(last)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._deltas or self._served)
 
     def take_deltas(self) -> list[Delta]:
         deltas, self._deltas = self._deltas, []

@@ -15,6 +15,8 @@ class Line(list[Sequence]):
     """Oldest first. `join` and `leave` find the place by bisection: when a thousand requests end at once, none of them
     is looked for from the start."""
 
+    __slots__ = ("_joined_with", "changes", "let_in", "tokens")
+
     key: Callable[[Sequence], Any] = staticmethod(attrgetter("order"))
 
     def __init__(self) -> None:
@@ -63,6 +65,8 @@ class Line(list[Sequence]):
 class Tenant:
     """Those of one tenant that wait: in their order, and by when they are due. `turn` is where it goes on."""
 
+    __slots__ = ("deadlines", "line", "turn")
+
     def __init__(self, turn: float) -> None:
         self.turn = turn
         self.line = Line()
@@ -85,6 +89,8 @@ class FairLine(Line):
     first. So a tenant that floods waits for itself, and one that comes back after a pause has saved nothing up. Which
     of a tenant's requests takes its turn is another's to decide: as they came, or by when they are due.
     """
+
+    __slots__ = ("_ends", "_now", "tenants")
 
     def __init__(self) -> None:
         super().__init__()

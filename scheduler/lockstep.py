@@ -14,6 +14,8 @@ class Lockstep:
     takes further: it costs as much for a hundred streams as for one.
     """
 
+    __slots__ = ("_longest", "came", "last_at", "planned")
+
     def __init__(self) -> None:
         self.planned = 0
         self.came = 0

@@ -43,6 +43,8 @@ class Written(NamedTuple):
 class Prefixes:
     """`queried` and `hit` count tokens of requests when they begin, `key` are 16 to 64 secret bytes."""
 
+    __slots__ = ("_keyed", "_pool", "_salted", "enabled", "hit", "queried")
+
     def __init__(self, pool: BlockPool, *, enabled: bool, key: bytes) -> None:
         self.enabled = enabled
         self.queried = 0
@@ -89,10 +91,12 @@ class Prefixes:
 
     def catch_up(self, sequence: Sequence) -> None:
         """Skip what somebody else has computed since it entered: the blocks that it held for that are free again."""
-        first = sequence.computed // self._pool.block_size
-        if sequence.computed % self._pool.block_size or sequence.blocks_sent > first:
+        first, within = divmod(sequence.computed, self._pool.block_size)
+        if within or sequence.blocks_sent > first:
             return
         shared = self.found(sequence, first)
+        if not shared:
+            return
         self._pool.share(shared)
         end = first + len(shared)
         self._pool.release(sequence.blocks[first:end])
@@ -115,8 +119,11 @@ class Prefixes:
         `failed`: who knows what they hold."""
         if not self.enabled:
             return
-        for sequence, *_, end in (entry for entry in written if entry.still_there and entry.sequence not in failed):
-            full = min(end, len(sequence.tokens)) // self._pool.block_size
+        for entry in written:
+            sequence = entry.sequence
+            if not entry.still_there or sequence in failed:
+                continue
+            full = min(entry.end, len(sequence.tokens)) // self._pool.block_size
             for index in range(sequence.known_blocks, full):
                 self._pool.know(sequence.blocks[index], self._digest(sequence, index))
             sequence.known_blocks = max(sequence.known_blocks, full)
@@ -186,7 +193,9 @@ class Prefixes:
 
     def _shareable(self, sequence: Sequence) -> int:
         """Its full blocks that somebody else may have computed for it."""
-        return 0 if sequence.computes_itself else (sequence.length - 1) // self._pool.block_size
+        if sequence.scores_wanted and sequence.computes_itself:
+            return 0
+        return (sequence.length - 1) // self._pool.block_size
 
     def _digest(self, sequence: Sequence, index: int) -> bytes:
         """Of its full block `index`, and all before. What was found out once is kept: tokens never change."""
@@ -195,7 +204,7 @@ class Prefixes:
             start = len(digests) * size
             chained = self._keyed.copy()
             chained.update(digests[-1] if digests else self._root(sequence.request.cache_salt))
-            chained.update(array("q", sequence.tokens[start : start + size]).tobytes())
+            chained.update(array("I", sequence.tokens[start : start + size]))
             digests.append(chained.digest())
         return digests[index]
 

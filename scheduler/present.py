@@ -30,9 +30,13 @@ class Present(NamedTuple):
     def of(cls, running: Running, waiting: Seq[Sequence]) -> Present:
         """Asked about many groups for each request: nobody looks at each of their streams for it."""
         computing, ending = running.prompts, running.ending
-        streams = len(running.streams) + len(ending)
-        contexts = running.streams.context + sum([sequence.computed for sequence in ending])
-        pace = min([running.streams.pace_s, *[sequence.promise.pace_s for sequence in ending]])
+        streams, contexts, pace = len(running.streams), running.streams.context, running.streams.pace_s
+        if ending:
+            streams += len(ending)
+            contexts += sum([sequence.computed for sequence in ending])
+            pace = min([pace, *[sequence.promise.pace_s for sequence in ending]])
+        if not computing and not waiting:
+            return cls(Features(0, streams, contexts), pace, [], contexts + streams, 0)
         lengths = contexts + streams + sum([sequence.length for sequence in computing])  # of a stream all but the last
         left = [(s, s.length - s.computed) for s in computing] + [(s, s.length - s.reusable) for s in waiting]
         prompts = [(sequence.due, tokens) for sequence, tokens in left if not sequence.yields]

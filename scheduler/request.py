@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from scheduler.blocks import BlockTable
 from scheduler.lockstep import Lockstep
-from scheduler.sampling import SamplingParams
+from scheduler.sampling import NOTHING_ASKED, SamplingParams
 from scheduler.slo import DEFAULT_CLASS, Grant, Promise
 
 
@@ -29,7 +29,7 @@ class Request:
     request_id: str
     prompt: tuple[int, ...]
     max_tokens: int
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = NOTHING_ASKED
     stop_token_ids: tuple[int, ...] = ()
     produced: tuple[int, ...] = ()
     age_s: float = 0.0

@@ -27,6 +27,8 @@ class Residents:
     The workers follow by plans: what a plan frees may be given away in the same plan, for releases come first.
     """
 
+    __slots__ = ("_arriving", "_entering", "_free_slots", "_leaving", "_pool", "_prefixes", "_slots", "host", "line")
+
     def __init__(self, slots: int, pool: BlockPool, prefixes: Prefixes, host: HostPool) -> None:
         self.line = Running(pool.block_size)
         self._pool = pool
@@ -196,9 +198,10 @@ def _admission(sequence: Sequence) -> Admission:
     """What workers have heard of blocks they know to be computed, up to the last token."""
     request, told = sequence.request, sequence.blocks_sent
     computed = sequence.computed if told else 0
+    begun = len(sequence.tokens) > len(request.prompt)
     return Admission(
         sequence.slot,
-        tuple(sequence.tokens),
+        tuple(sequence.tokens) if begun else request.prompt,
         len(request.prompt),
         request.sampling,
         computed,

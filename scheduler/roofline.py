@@ -106,8 +106,8 @@ class Features(NamedTuple):  # frozen too, and made in half the time: a search f
         """The same iteration with one more chunk, of `count` tokens from position `start`."""
         tokens, decodes, decode_context, pairs, context, squares, chunks = self
         pairs += count * start + count * (count + 1) // 2
-        more = (tokens + count, decodes, decode_context, pairs, context + start + count, squares + count * count)
-        return _made(Features, (*more, chunks + 1))
+        context, squares = context + start + count, squares + count * count
+        return _made(Features, (tokens + count, decodes, decode_context, pairs, context, squares, chunks + 1))
 
 
 _made = tuple.__new__
@@ -241,14 +241,14 @@ class _Laws:
         Attention's chunks are bound by what they compute, decodes by the KV they read, in waves; a kernel for each. A
         layer has two all-reduces, each of 2 (n-1)/n of the activations over the link.
         """
-        prompts, decodes = f.prefill_tokens, f.decodes
+        prompts, decodes, decode_context, pairs, _, squares, _ = f
         tokens = prompts + decodes
-        attention, kernels = self._context * f.decode_context, self._matrices
+        attention, kernels = self._context * decode_context, self._matrices
         if decodes > self._one_wave:
             attention *= self._waves.get(decodes) or self._in_waves(decodes)
         if prompts:
-            in_vain = self._square * f.chunk_squares + self._query * prompts
-            attention = self._pair * (f.chunk_pairs + in_vain) + attention
+            in_vain = self._square * squares + self._query * prompts
+            attention = self._pair * (pairs + in_vain) + attention
             kernels += self._attention_kernel
         if decodes:
             kernels += self._attention_kernel

@@ -18,6 +18,8 @@ class Running(Line):
     """Oldest first: `prompts`, of which tokens are to be computed, `streams`, and those `ending`, whose last token is
     planned and has not come."""
 
+    __slots__ = ("ending", "prompts", "streams")
+
     def __init__(self, block_size: int) -> None:
         super().__init__()
         self.prompts: list[Sequence] = []
@@ -61,8 +63,9 @@ class Running(Line):
 
     def got_on(self, prompt: Sequence) -> None:
         """A chunk of it was planned."""
-        place = _place(self.prompts, prompt)
-        if prompt.computed >= prompt.prefill_target and place is not None:
+        if prompt.computed < prompt.prefill_target:
+            return
+        if (place := _place(self.prompts, prompt)) is not None:
             del self.prompts[place]
             self._sort_in(prompt)
 

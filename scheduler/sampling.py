@@ -37,3 +37,6 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+NOTHING_ASKED = SamplingParams()

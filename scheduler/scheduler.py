@@ -52,6 +52,12 @@ class Scheduler:
     `prefix_key`, and one count of `orders`, by which sequences are older or younger.
     """
 
+    __slots__ = (
+        "_gave_way", "_iteration", "_ledger", "_limits", "_orders", "_residents", "_running", "_sequences",
+        "_tally", "_under_way", "_waiting", "config", "entrance", "exchange", "host", "intake", "policy",
+        "pool", "prefixes",
+    )  # fmt: skip
+
     def __init__(
         self,
         config: SchedulerConfig,
@@ -189,6 +195,11 @@ class Scheduler:
         """Requests that ended as they should since the last call."""
         return self._ledger.take_served()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there are deltas, or requests served, that nobody has taken."""
+        return self._ledger.has_news
+
     def take_deltas(self) -> list[Delta]:
         """What came outside of a commit (grants, and who was aborted, outgrew the pool, failed) since the last call."""
         return self._ledger.take_deltas()
@@ -253,20 +264,23 @@ class Scheduler:
         """
         under_way = self._under_way.answered(result)
         self.intake.changed()
-        deltas = self.take_deltas()
+        deltas = self._ledger.take_deltas()
         if under_way.scored:
             for sequence, reason in learn_scores(under_way.scored, result.prompt_logprobs):
                 self._end(sequence, Finish.ERROR, reason)
         if under_way.written:
             self.prefixes.learn(under_way.written, under_way.failed(result))
         self._take_tokens(under_way, result, now)
-        added = self.take_deltas()
+        added = self._ledger.take_deltas()
         return deltas + added if deltas else added
 
     def _take_tokens(self, under_way: InFlight, result: IterationResult, now: float) -> None:
+        apart = self._take_steps(under_way, result, now)
+        if not apart:
+            return
         logprobs, errors = dict(result.logprobs), dict(result.errors)
         travels, finished = self.exchange.role == "prefill", Phase.FINISHED
-        for index in self._take_steps(under_way, result, now):
+        for index in apart:
             sequence, token = under_way.sampling[index], result.tokens[index]
             sequence.pending -= 1
             if sequence.phase is finished:
@@ -290,13 +304,15 @@ class Scheduler:
         """Book the tokens of those that go on with all other streams, which is nearly everybody in nearly every
         iteration. Returns where in the plan's order the others are."""
         sampling, others, at = under_way.sampling, list[int](), 0
-        told = {sampling[index].request_id: (logprob,) for index, logprob in result.logprobs}
+        told = {sampling[at].request_id: (logprob,) for at, logprob in result.logprobs} if result.logprobs else {}
         for step in under_way.steps:
             came = self._running.streams.tokens_came(step, result.tokens, now)
             self._ledger.book_step(came, told)
-            others += [*range(at, step.first), *came.apart]
+            others += range(at, step.first)
+            others += came.apart
             at = step.end
-        return [*others, *range(at, len(sampling))]
+        others += range(at, len(sampling))
+        return others
 
     def _compose(self, now: float) -> tuple[list[Mix], bool]:
         """What the policy wants and the blocks allow, and whether a sequence gave way for want of blocks."""

@@ -28,8 +28,8 @@ def _around(holds: Callable[[int], bool], guess: int, low: int, high: int) -> tu
     step = 1
     if holds(guess):
         low = guess
-        while low < high and holds(min(low + step, high)):
-            low, step = min(low + step, high), 2 * step
+        while low < high and holds(further := min(low + step, high)):
+            low, step = further, 2 * step
         return low, min(high, low + step - 1)
     high = guess - 1
     while high - step > low and not holds(high - step):

@@ -68,6 +68,8 @@ class Solver:
     """Asks one cost model. `cap` bounds a chunk, besides the prompt's length; `tile` is the granularity of the matrix
     kernels, at whose multiples costs step."""
 
+    __slots__ = ("cap", "cost", "tile")
+
     def __init__(self, cost: CostModel, cap: int = 1 << 16, tile: int = 1) -> None:
         self.cost = cost
         self.cap = cap

@@ -7,7 +7,7 @@ end, or are at the boundary of a block, and of the others nothing but the list o
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence as Seq
 from operator import attrgetter
@@ -21,7 +21,8 @@ from scheduler.slo import LONGEST_PROMISE_S, Promise
 T = TypeVar("T")
 ROUNDING_S = 1e-6
 """Moments that are closer than this may be in either order."""
-MOST_DUE_FIRST = 8
+MOST_DUE_FIRST = 2
+"""Among whom the one that is due first is looked for each time; of more, some can be left out for good."""
 _order = attrgetter("order")
 
 
@@ -62,6 +63,11 @@ class Streams(list[Sequence]):
     token each in the same iterations: whoever advances some of them alone takes them apart for that
     (`Running.step_alone`)."""
 
+    __slots__ = (
+        "_at", "_beginning", "_due_first", "_ends", "_left", "_lockstep", "_members", "_promises", "_slots",
+        "_stops", "_tokens", "block_size", "context",
+    )  # fmt: skip
+
     def __init__(self, block_size: int) -> None:
         super().__init__()
         self.block_size = block_size
@@ -76,9 +82,10 @@ class Streams(list[Sequence]):
         """By the step that plans their last token."""
         self._left: list[_Left] = []
         self._at: dict[int, list[Sequence]] = {}
-        """By how many tokens its last block would have, if it had not taken the steps."""
+        """By how many tokens its last block would have, if it had not taken the steps; oldest first."""
         self._members: tuple[Sequence, ...] | None = None
-        self._slots: tuple[int, ...] | None = None
+        self._slots: list[int] = []
+        """Of each."""
         self._promises: Counter[Promise] = Counter()
         self._stops: Counter[int] = Counter()
         self._due_first: list[Sequence] | None = None
@@ -89,28 +96,31 @@ class Streams(list[Sequence]):
         place = self._place(sequence)
         self.insert(place, sequence)
         self._tokens.insert(place, sequence.tokens)
+        self._slots.insert(place, sequence.slot)
         self._beginning.append(sequence)
-        self._members = self._slots = None
+        self._members = None
         self.context += sequence.computed
-        self._at.setdefault(self._offset(sequence), []).append(sequence)
+        insort(self._at.setdefault(self._offset(sequence), []), sequence, key=_order)
         self._ends.setdefault(self._end(sequence), []).append(sequence)
         self._promises[sequence.promise] += 1
-        self._stops.update(sequence.stop_token_ids)
+        if sequence.stop_token_ids:
+            self._stops.update(sequence.stop_token_ids)
         if self._due_first is not None:
             self._due_first.append(sequence)
         sequence.fall_in(self._lockstep)
 
     def leave(self, sequence: Sequence, place: int) -> None:
         self._fall_out(sequence)
-        del self[place], self._tokens[place]
+        del self[place], self._tokens[place], self._slots[place]
         if sequence in self._beginning:
             self._beginning.remove(sequence)
-        self._members = self._slots = None
+        self._members = None
         self.context -= sequence.computed
         _take_from(self._at, self._offset(sequence), sequence)
         _take_from(self._ends, self._end(sequence), sequence)
         _uncount(self._promises, (sequence.promise,))
-        _uncount(self._stops, sequence.stop_token_ids)
+        if sequence.stop_token_ids:
+            _uncount(self._stops, sequence.stop_token_ids)
         if self._due_first is not None and sequence in self._due_first:
             self._due_first = None
 
@@ -119,9 +129,9 @@ class Streams(list[Sequence]):
         for sequence in self:
             self._fall_out(sequence)
         self.clear()
-        for kept in (self._tokens, self._beginning, self._ends, self._at, self._promises, self._stops):
+        for kept in (self._tokens, self._slots, self._beginning, self._ends, self._at, self._promises, self._stops):
             kept.clear()
-        self.context, self._members, self._slots, self._due_first = 0, None, None, None
+        self.context, self._members, self._due_first = 0, None, None
 
     def forget_plans(self) -> None:
         """Nobody will answer those under way, and nobody is here."""
@@ -145,9 +155,7 @@ class Streams(list[Sequence]):
 
     @property
     def slots(self) -> tuple[int, ...]:
-        if self._slots is None:
-            self._slots = tuple([sequence.slot for sequence in self])
-        return self._slots
+        return tuple(self._slots)
 
     @property
     def pace_s(self) -> float:
@@ -160,83 +168,76 @@ class Streams(list[Sequence]):
         as they go on, until it leaves or one joins; otherwise it may be any."""
         if len(self._promises) != 1 or next(iter(self._promises)).tbt_s is not None:
             return self
-        if self._due_first is None or len(self._due_first) > MOST_DUE_FIRST:
-            self._due_first = self._earliest()
+        among: list[Sequence] = self if self._due_first is None else self._due_first
+        if len(among) > MOST_DUE_FIRST:
+            self._due_first = _earliest(among)
         return self if self._due_first is None else self._due_first
-
-    def _earliest(self) -> list[Sequence] | None:
-        """None where some have no token yet."""
-        firsts = [sequence.first_token_at for sequence in self if sequence.first_token_at is not None]
-        if len(firsts) < len(self):
-            return None
-        pace = self[0].promise.tpot_s
-        due = [first + (s.computed - s.given) * pace for first, s in zip(firsts, self, strict=True)]
-        at_the_latest = min(due) + ROUNDING_S
-        return [sequence for sequence, at in zip(self, due, strict=True) if at <= at_the_latest]
 
     @property
     def entering(self) -> Seq[Sequence]:
         """Those whose next token is the first of a block."""
-        return self._with_offset(0)
+        return self._at.get(-self._lockstep.planned % self.block_size, ())
 
     @property
     def filling(self) -> Seq[Sequence]:
         """Those whose next token is the last of a block."""
-        return self._with_offset(self.block_size - 1)
+        return self._at.get((-1 - self._lockstep.planned) % self.block_size, ())
 
     # A step.
 
-    def step(self, first: int) -> tuple[Step, list[Sequence]]:
+    def step(self, first: int) -> tuple[Step, Seq[Sequence]]:
         """One more token is planned for each, that of the oldest at the place `first` of the plan's order. Those for
         whom it is the last one are told, and are here no more."""
         self._lockstep.planned = number = self._lockstep.planned + 1
         self.context += len(self)
-        step, ended = Step(number, first, self.members), sorted(self._ends.get(number, ()), key=_order)
+        step, ended = Step(number, first, self.members), self._ends.get(number)
+        if ended is None:
+            return step, ()
+        ended = sorted(ended, key=_order)
         for sequence in ended:
             self.leave(sequence, self._place(sequence))
         return step, ended
 
     def tokens_came(self, step: Step, tokens: Seq[int], now: float) -> Came:
         """Of a plan with that step in it. Those that stop at theirs, or have none, fall out first: they are `apart`."""
-        sequences: Seq[Sequence] = step.sequences
-        row = tokens if len(tokens) == len(sequences) else tokens[step.first : step.end]
+        number, first, members = step
+        sequences: Seq[Sequence] = members
+        row = tokens if len(tokens) == len(sequences) else tokens[first : first + len(sequences)]
         apart = self._places_apart(step, sequences, row)
         if apart:
             sequences, row = _without(sequences, apart), _without(row, apart)
-        begun, later = self._beginning_with(step)
-        lists = self._tokens
-        if later:
-            lists = _without(lists, sorted([self._place(sequence) for sequence in later]))
+        lists, begun = self._tokens, self._beginning_with(number) if self._beginning else ()
+        if self._beginning:  # they came after it was planned
+            lists = _without(lists, sorted([self._place(sequence) for sequence in self._beginning]))
         for of, token in zip(lists, row, strict=True):
             of.append(token)
         own_gaps = self._gaps_of(begun, step, sequences, now) if begun else ()
         gap_s = now - self._lockstep.last_at
         if sequences:
-            self._lockstep.tokens_came(step.number, now)
+            self._lockstep.tokens_came(number, now)
         else:
-            self._lockstep.came = step.number
-        return Came(sequences, gap_s, own_gaps, [step.first + place for place in apart])
+            self._lockstep.came = number
+        return Came(sequences, gap_s, own_gaps, [first + place for place in apart] if apart else ())
 
-    def _beginning_with(self, step: Step) -> tuple[list[Sequence], list[Sequence]]:
-        """For whom that step is the first, and those who came after it was planned."""
-        if not self._beginning:
-            return [], []
-        begun = [sequence for sequence in self._beginning if sequence.in_step_since < step.number]
-        self._beginning = [sequence for sequence in self._beginning if sequence.in_step_since >= step.number]
-        return begun, self._beginning
+    def _beginning_with(self, number: int) -> list[Sequence]:
+        """For whom that step is the first."""
+        begun = [sequence for sequence in self._beginning if sequence.in_step_since < number]
+        self._beginning = [sequence for sequence in self._beginning if sequence.in_step_since >= number]
+        return begun
 
     def _places_apart(self, step: Step, sequences: Seq[Sequence], row: Seq[int]) -> list[int]:
-        places = []
+        places: list[int] = []
         if self._left:
-            left = [gone for gone in self._left if gone.after < step.number <= gone.last]
+            number = step.number
+            left = [gone for gone in self._left if gone.after < number <= gone.last]
             places = [bisect_left(sequences, gone.sequence.order, key=_order) for gone in left]
-            self._left = [gone for gone in self._left if gone.last > step.number]
+            self._left = [gone for gone in self._left if gone.last > number]
         if NO_TOKEN in row or (self._stops and not self._stops.keys().isdisjoint(row)):
             for place, (sequence, token) in enumerate(zip(sequences, row, strict=True)):
                 if place not in places and (token == NO_TOKEN or token in sequence.stop_token_ids):
                     places.append(place)
                     self.leave(sequence, self._place(sequence))
-        return sorted(places)
+        return sorted(places) if len(places) > 1 else places
 
     def _gaps_of(
         self, begun: Seq[Sequence], step: Step, sequences: Seq[Sequence], now: float
@@ -261,10 +262,16 @@ class Streams(list[Sequence]):
     def _end(self, sequence: Sequence) -> int:
         return self._lockstep.planned + sequence.final_length - 1 - sequence.computed
 
-    def _with_offset(self, tokens: int) -> Seq[Sequence]:
-        """Whose last block has so many now, oldest first."""
-        found = self._at.get((tokens - self._lockstep.planned) % self.block_size, ())
-        return found if len(found) < 2 else sorted(found, key=_order)
+
+def _earliest(streams: Seq[Sequence]) -> list[Sequence] | None:
+    """Those that are due first, of some with one promise. None where one has no token yet."""
+    firsts = [sequence.first_token_at for sequence in streams if sequence.first_token_at is not None]
+    if len(firsts) < len(streams):
+        return None
+    pace = streams[0].promise.tpot_s
+    due = [first + (s.computed - s.given) * pace for first, s in zip(firsts, streams, strict=True)]
+    at_the_latest = min(due) + ROUNDING_S
+    return [sequence for sequence, at in zip(streams, due, strict=True) if at <= at_the_latest]
 
 
 def _without(those: Seq[T], places: Seq[int]) -> list[T]:

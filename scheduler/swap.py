@@ -17,6 +17,8 @@ class HostPool:
     back in it.
     """
 
+    __slots__ = ("_free", "_pool", "_swaps", "copied_in", "copied_out", "total")
+
     def __init__(self, total: int, pool: BlockPool) -> None:
         self.total = total
         self.copied_out = 0

@@ -13,6 +13,8 @@ from scheduler.request import Sequence
 class UnderWay:
     """Of one scheduler, by iteration, in the order in which they were made."""
 
+    __slots__ = ("_plans",)
+
     def __init__(self) -> None:
         self._plans: dict[int, InFlight] = {}
 

@@ -125,7 +125,7 @@ class SimulatedCluster:
         predict = self._machine.cost.predict
 
         def duration(under_way: InFlight) -> float:
-            return factor() * sum([predict(features) for features in under_way.features])
+            return factor() * sum(map(predict, under_way.features))
 
         return IterationLoop(
             scheduler,
@@ -219,7 +219,8 @@ class SimulatedCluster:
             await self._came.wait()
 
     def _tell(self) -> None:
-        self._advance()
+        if self._transfers is not None:
+            self._transfers.advance()
         if self._came is not None:
             self._came.set()
             self._came = None

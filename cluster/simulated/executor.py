@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from cluster.loop import IterationRecord
 from cluster.simulated.virtual_time import VirtualLoop
@@ -22,6 +23,8 @@ Duration = Callable[[InFlight], float]
 class SimulatedExecutor:
     """One group of workers that run a plan after the other, in virtual time."""
 
+    __slots__ = ("_duration", "_free_at", "_loop", "_under_way")
+
     def __init__(self, under_way: UnderWay, duration: Duration, loop: VirtualLoop) -> None:
         self._loop = loop
         self._under_way = under_way
@@ -34,7 +37,7 @@ class SimulatedExecutor:
         starts = max(self._free_at, self._loop.time())
         self._free_at = starts + self._duration(known)
         answer: asyncio.Future[IterationResult] = self._loop.create_future()
-        result = IterationResult(plan.iteration, (MADE_UP,) * len(known.sampling))
+        result = IterationResult(plan.iteration, _made_up(len(known.sampling)))
         self._loop.resolve_at(self._free_at, answer, result)
         return answer
 
@@ -58,6 +61,12 @@ class RecordedExecutor:
 
     async def close(self) -> None:
         pass
+
+
+@lru_cache(maxsize=4096)
+def _made_up(tokens: int) -> tuple[int, ...]:
+    """The same tuple for all iterations with so many."""
+    return (MADE_UP,) * tokens
 
 
 async def until(moment: float) -> None:

@@ -21,5 +21,7 @@ def prompt_tokens(planned: PlannedRequest, number: int, vocabulary: int = VOCABU
     if not isinstance(prompt, RandomPrompt):
         return tuple(prompt)
     own = (_OWN + number) % vocabulary
+    if not prompt.blocks:
+        return (own,) * prompt.tokens
     shared = [block % min(_OWN, vocabulary) for block in prompt.blocks for _ in range(prompt.block_tokens)]
     return (*shared[: prompt.tokens], *(own,) * (prompt.tokens - len(shared)))

@@ -55,7 +55,7 @@ class SeenRequest:
         was relaxed to."""
         if self.refused is not None or self.lost is not None or fared is None or self.promise is None:
             return False
-        return replace(fared, promise=self.promise).met
+        return (fared if fared.promise is self.promise else replace(fared, promise=self.promise)).met
 
     @property
     def gaps(self) -> list[float]:

@@ -74,21 +74,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().close()
 
     def _run_once(self) -> None:
-        """What `run_forever` does again and again."""
+        """What `run_forever` does again and again until it is to stop: here once, as many turns as there are."""
         due, timers = self._due, self._timers
-        if not due and not self._stopping:  # type: ignore[attr-defined]
-            self._jump()
-        together = self._now + TOGETHER_S
-        while timers and timers[0][0] < together:
-            timer, result = heappop(timers)[2:]
-            if isinstance(timer, asyncio.TimerHandle):
-                due.append(timer)
-            elif not timer.done():
-                timer.set_result(result)
-        for _ in range(len(due)):
-            handle = due.popleft()
-            if not handle._cancelled:
-                handle._run()
+        while True:
+            if not due and not self._stopping:  # type: ignore[attr-defined]
+                self._jump()
+            together = self._now + TOGETHER_S
+            while timers and timers[0][0] < together:
+                _, _, timer, result = heappop(timers)
+                if isinstance(timer, asyncio.TimerHandle):
+                    due.append(timer)
+                elif not timer.done():
+                    timer.set_result(result)
+            for _ in range(len(due)):
+                handle = due.popleft()
+                if not handle._cancelled:
+                    handle._run()
+            if self._stopping:  # type: ignore[attr-defined]
+                return
 
     def _jump(self) -> None:
         timers = self._timers

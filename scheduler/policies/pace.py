@@ -18,6 +18,8 @@ class Pace:
     """Streams take a part of every iteration, and so prompts take longer than they would alone: how many times is
     learned from those iterations in which prompts had all the room that there was."""
 
+    __slots__ = ("_cost", "_others_s", "slowdown")
+
     def __init__(self, cost: OnlineCostModel) -> None:
         self._cost = cost
         self._others_s = cost.base.predict(OTHERS)

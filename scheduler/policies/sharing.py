@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence as Seq
+from operator import attrgetter
 from typing import NamedTuple
 
 from scheduler.policies.base import Draft, fill_with_chunks
@@ -12,6 +13,10 @@ from scheduler.roofline import Features
 
 OLDEST_PART = 32
 """One in so many tokens is the oldest prompt's (at least one token): ageing, so that it is served in the end."""
+
+
+_order = attrgetter("order")
+_made = tuple.__new__
 
 
 class Share(NamedTuple):
@@ -32,15 +37,15 @@ class Sharing:
     """
 
     def __init__(self, prefills: Seq[Sequence], cap: int, others: Features) -> None:
-        oldest = min(prefills, key=lambda sequence: sequence.order)
+        oldest = min(prefills, key=_order) if len(prefills) > 1 else prefills[0]
         self.aside = None if prefills[0] is oldest else oldest
-        self.line = [sequence for sequence in prefills if sequence is not self.aside]
-        self._whole = [others]  # the features with so many of the line's prompts, each to its end
+        self.line = list(prefills) if self.aside is None else [s for s in prefills if s is not self.aside]
+        self._whole, with_these = [others], others  # the features with so many of the line's prompts, each to its end
         for sequence in self.line:
-            if self._whole[-1].prefill_tokens >= cap:
+            if with_these.prefill_tokens >= cap:
                 break
-            with_it = self._whole[-1].with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
-            self._whole.append(with_it)
+            with_these = with_these.with_chunk(sequence.prefill_offset, sequence.prefill_remaining)
+            self._whole.append(with_these)
         self._tokens = [features.prefill_tokens for features in self._whole]
 
     @property
@@ -49,13 +54,17 @@ class Sharing:
         return self.line[: len(self._whole) - 1]
 
     def of(self, budget: int) -> Share:
-        for_line, for_aside = self._split(budget)
-        completed = bisect_right(self._tokens, for_line) - 1
-        features, rest = self._whole[completed], for_line - self._tokens[completed]
+        tokens, for_aside = self._tokens, 0
+        if self.aside is None:
+            for_line = budget if budget < tokens[-1] else tokens[-1]
+        else:
+            for_line, for_aside = self._split(budget)
+        completed = bisect_right(tokens, for_line) - 1
+        features, rest = self._whole[completed], for_line - tokens[completed]
         if rest:
             features = features.with_chunk(self.line[completed].prefill_offset, rest)
         if self.aside is None or not for_aside:
-            return Share(features, completed, False)
+            return _made(Share, (features, completed, False))
         features = features.with_chunk(self.aside.prefill_offset, for_aside)
         return Share(features, completed, for_aside == self.aside.prefill_remaining)
 

@@ -58,6 +58,8 @@ class SloSettings:
 class SloBudget:
     """The token budget of an iteration from the deadlines of its streams (`scheduler.slo.Promise`)."""
 
+    __slots__ = ("_iterations_without_prefill", "_tokens", "cost", "settings")
+
     def __init__(self, cost: OnlineCostModel, settings: SloSettings | None = None) -> None:
         self.cost = cost
         self.settings = settings or SloSettings()
@@ -102,18 +104,19 @@ class SloBudget:
 
         line_due = list(accumulate(map(first_token_in, sharing.completable), min, initial=math.inf))
         aside_due = math.inf if sharing.aside is None else first_token_in(sharing.aside)
+        predict, longest_s, min_progress = self.cost.predict, self.settings.longest_s, self.settings.min_progress
         misses: dict[int, str] = {}
 
         def late(tokens: int) -> str:
             """Which deadline an iteration with so many prompt tokens would miss; none: empty."""
-            share = sharing.of(tokens)
-            planned = self.cost.predict(share.features)
+            features, completed, completes_aside = sharing.of(tokens)
+            planned = predict(features)
             ends = allowance.of(planned)
             if allowed is not None and ends > allowed:
                 return "deadline"
-            if planned > self.settings.longest_s and tokens > self.settings.min_progress:
+            if planned > longest_s and tokens > min_progress:
                 return "newcomers"
-            due = min(line_due[share.completed], aside_due if share.completes_aside else math.inf)
+            due = min(line_due[completed], aside_due) if completes_aside else line_due[completed]
             return "first_token" if ends > due else ""
 
         def in_time(tokens: int) -> bool:
@@ -155,10 +158,12 @@ class SloBudget:
 class SloPolicy:
     """All decodes, and chunks of the most urgent prompts up to the budget, in one fused forward."""
 
+    __slots__ = ("budget", "decision", "pace")
+
     name: ClassVar[str] = "slo"
-    decision: Decision = NOTHING_WANTED
 
     def __init__(self, budget: SloBudget) -> None:
+        self.decision: Decision = NOTHING_WANTED
         self.budget = budget
         self.pace = Pace(budget.cost)
 

@@ -126,6 +126,21 @@ def test_of_many_that_hold_the_beginning_those_that_hold_the_most_are_asked() ->
     assert len(directory) == 0, "it knows what the pools know"
 
 
+def test_a_newcomer_is_made_once_until_a_group_has_taken_it() -> None:
+    first, second = (loop.scheduler for loop in groups(2))
+    asked = request("r", 50)
+    newcomer = first.intake.newcomer(asked, 0.0)
+    for scheduler in (first, second):
+        scheduler.intake.expected(newcomer, 0.0)
+    assert second.intake.newcomer(asked, 0.0) is newcomer
+    assert second.intake.newcomer(asked, 1.0) is not newcomer, "it would have come later"
+    first.add(asked, 0.0)
+    assert first.sequence("r") is newcomer
+    again = second.intake.newcomer(asked, 0.0)
+    assert again is not newcomer
+    assert again.tokens == newcomer.tokens
+
+
 def test_a_sequence_that_starts_over_is_placed_alike() -> None:
     busy, idle = groups(2, role="prefill")
     busy.scheduler.add(request("long", 600), 0.0)

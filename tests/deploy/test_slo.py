@@ -14,6 +14,7 @@ import pytest_asyncio
 from cluster.config import EngineConfig
 from cluster.local import LocalEngine
 from deploy.api import create_api
+from scheduler.intake import Intake
 from scheduler.request import Request, Sequence
 from scheduler.slo import Promise, PromiseBook
 from tests.deploy.conftest import MODEL, served
@@ -27,16 +28,16 @@ BODY: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 2}
 def promised(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> list[Promise]:
     """What the scheduler understood, in the order of the requests."""
     found: list[Promise] = []
-    understand = engine.scheduler.intake.newcomer
+    understand = Intake.newcomer
     book = PromiseBook(lambda tokens: Promise(7.0, 0.7), {"batch": 10.0, "gold": Promise(0.5, 0.05, 0.1)})
     monkeypatch.setattr(engine.scheduler.intake, "promises", book)
 
-    def spy(request: Request, now: float) -> Sequence:
-        sequence = understand(request, now)
+    def spy(intake: Intake, request: Request, now: float) -> Sequence:
+        sequence = understand(intake, request, now)
         found.append(sequence.promise)
         return sequence
 
-    monkeypatch.setattr(engine.scheduler.intake, "newcomer", spy)
+    monkeypatch.setattr(Intake, "newcomer", spy)
     return found
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scheduler.deadlines import Due, of, relegated
 from scheduler.entrance import PATIENCE
 from scheduler.gate import Gate
+from scheduler.line import FairLine
 from scheduler.policies import make_policy
 from scheduler.request import Request, Sequence
 from scheduler.scheduler import Scheduler
@@ -82,10 +83,9 @@ def slo(**changes: int) -> VirtualRun:
 
 def entered(run: Run) -> list[str]:
     """Whoever is let in, in that order, until all have ended."""
-    waiting = run.scheduler.entrance.waiting
-    with patch.object(waiting, "enter", wraps=waiting.enter) as seen:
+    with patch.object(FairLine, "enter", autospec=True, side_effect=FairLine.enter) as seen:
         run.drain()
-    return [call.args[0].request_id for call in seen.call_args_list]
+    return [call.args[1].request_id for call in seen.call_args_list]
 
 
 @settings(max_examples=30, deadline=None)
