@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from cluster.loop import IterationLoop
+from scheduler.admission import check_tokens
 from scheduler.request import Request
 from scheduler.request import Sequence as Sequence_
 from scheduler.scheduler import Scheduler
@@ -32,7 +33,7 @@ def takers(loops: Sequence[IterationLoop]) -> list[IterationLoop]:
 
 
 def choose(loops: Sequence[IterationLoop], request: Request, now: float) -> IterationLoop:
-    """Of several equal ones the first. Raises RequestRefused for a class of service that is not known."""
+    """Of several equal ones the first. Raises RequestRefused for a class of service, or a token, that is not known."""
     return loops[Groups([loop.scheduler for loop in loops]).choose(request, now)]
 
 
@@ -55,9 +56,10 @@ class Groups:
         self._census = rolls[0].census if side_by_side else None
 
     def choose(self, request: Request, now: float) -> int:
-        """As `best`. Raises RequestRefused for a class of service that is not known."""
+        """As `best`. Raises RequestRefused for a class of service, or a token, that is not known."""
         if len(self._schedulers) == 1:
             return 0
+        check_tokens(request, self._schedulers[0].config.limits)  # what has no digest cannot be looked for
         return self.best(self._schedulers[0].intake.newcomer(request, now), now)
 
     def best(self, newcomer: Sequence_, now: float) -> int:

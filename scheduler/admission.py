@@ -24,7 +24,7 @@ class Limits:
 def check_request(request: Request, limits: Limits) -> None:
     """Raises RequestRefused with the numbers that decide."""
     _check_lengths(request, limits)
-    _check_tokens(request, limits)
+    check_tokens(request, limits)
     if request.sampling is not NOTHING_ASKED:
         check_sampling(request.sampling, limits.vocab_size)
 
@@ -55,10 +55,11 @@ def _check_lengths(request: Request, limits: Limits) -> None:
         )
 
 
-def _check_tokens(request: Request, limits: Limits) -> None:
+def check_tokens(request: Request, limits: Limits) -> None:
+    """Raises RequestRefused for one that the model does not have."""
     tokens = request.prompt + request.produced
     different = set(tokens)
-    if min(different) >= 0 and max(different) < limits.vocab_size:
+    if not different or (min(different) >= 0 and max(different) < limits.vocab_size):
         return
     token = next(token for token in tokens if not 0 <= token < limits.vocab_size)
     raise RequestRefused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from cluster.assembly import Common
 from cluster.routing import choose, choose_again, takers
 from scheduler.census import Census
 from scheduler.costmodel import Coefficients, OnlineCostModel
+from scheduler.errors import RequestRefused
 from scheduler.exchange import Role
 from scheduler.gate import Gate
 from scheduler.policies import make_policy
@@ -139,6 +141,12 @@ def test_a_newcomer_is_made_once_until_a_group_has_taken_it() -> None:
     again = second.intake.newcomer(asked, 0.0)
     assert again is not newcomer
     assert again.tokens == newcomer.tokens
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB, 2**32, 2**70])
+def test_a_token_that_there_is_not_is_refused_before_it_is_looked_for(token: int) -> None:
+    with pytest.raises(RequestRefused, match=f"token id {token} is outside the vocabulary"):
+        choose(groups(2), Request("r", (1, token, 2, 3, 4), 4), 0.0)
 
 
 def test_a_sequence_that_starts_over_is_placed_alike() -> None:
