@@ -23,7 +23,7 @@ _INLINE_BYTES = 64 * 2**10
 _DISCARDED_BYTES = 64 * 2**20
 _DISCARD_S = 2.0
 """How much of a refused body is read before it is answered, and for how long."""
-_MAYBE_SURROGATE = re.compile(r"\\u[dD][89abAB]")
+_MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 async def read_body(request: Request, limit: int, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed:
