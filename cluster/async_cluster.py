@@ -69,7 +69,6 @@ class AsyncCluster:
         self.away: str | None = None
         self._heard = 0
         self._ear: TokenEar | None = None
-        self._may_have_a_line = True
         self._task = asyncio.create_task(self._serve())
 
     @classmethod
@@ -228,13 +227,11 @@ class AsyncCluster:
         Those that were to end have ended with the old one."""
         self._hang_up()
         await self._introduce()
-        if self._may_have_a_line:
-            try:
-                await self._get_a_line()
-            except (OSError, TimeoutError) as error:  # nobody can tell whether the scheduler takes it for connected
-                _log.warning("the scheduler is polled, for a line to it cannot be had: %s", in_words(error))
-                self._may_have_a_line = False
-                await self._introduce()
+        try:
+            await self._get_a_line()
+        except OSError as error:  # nobody can tell whether the scheduler takes it for connected
+            _log.warning("the scheduler is polled, for a line to it cannot be had: %s", in_words(error))
+            await self._introduce()
         while not self._outbox.empty():
             self._outbox.get_nowait()  # they are among the open ones
         self._mailboxes.deliver(self._open.take_ended())
@@ -305,10 +302,10 @@ class AsyncCluster:
                 self._hear(message)
 
     def _hear(self, message: bytes) -> None:
-        self._heard += 1
         deltas = decode_deltas(message)
         self._open.see(deltas)
         self._mailboxes.deliver(deltas)
+        self._heard += 1
 
     async def _until_lost(self, ear: TokenEar) -> None:
         """Whether the scheduler is lost, or merely knows this front end no more, will be heard when it is asked."""

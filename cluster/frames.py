@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import tempfile
 from collections.abc import AsyncGenerator, Callable
@@ -15,6 +16,8 @@ LENGTH = Struct("!I")
 LARGEST = 1 << 30
 """Bytes that a message may have: what claims to be longer is no message of ours."""
 _PIECE = 1 << 16
+_LONGEST = 60
+"""Of a path, that leaves room for the names below it."""
 
 
 class FrameProtocol(asyncio.Protocol):
@@ -44,7 +47,7 @@ class FrameProtocol(asyncio.Protocol):
         """Raises ConnectionError where the other end is gone."""
         if self._transport is None or self._transport.is_closing():
             raise ConnectionError("the connection is closed")
-        self._transport.writelines((LENGTH.pack(len(message)), message))
+        self._transport.write(LENGTH.pack(len(message)) + message)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -68,13 +71,19 @@ class FrameProtocol(asyncio.Protocol):
 @asynccontextmanager
 async def listening(end: FrameProtocol) -> AsyncGenerator[str]:
     """A path at which one other process of this user can connect to `end`, meanwhile. Raises OSError."""
-    with tempfile.TemporaryDirectory(prefix="stallfree-") as directory:  # nobody else may enter it
+    with tempfile.TemporaryDirectory(prefix="stallfree-", dir=_short()) as directory:  # nobody else may enter it
         path = Path(directory) / "socket"
         server = await asyncio.get_running_loop().create_unix_server(lambda: end, path)
         try:
             yield str(path)
         finally:
             server.close()
+
+
+def _short() -> str:
+    """Where temporary files go, unless no socket there could have a path: some hundred bytes are allowed."""
+    usual = tempfile.gettempdir()
+    return "/tmp" if len(os.fsencode(usual)) > _LONGEST and os.access("/tmp", os.W_OK) else usual
 
 
 class FrameSocket:

@@ -48,6 +48,7 @@ class OpenRequests:
     def see(self, deltas: Iterable[Delta]) -> None:
         for delta in deltas:
             if opened := self._open.get(delta.request_id):
+                opened.admitted = True  # though the answer that says so may still be on its way
                 opened.seen.extend(delta.tokens)
                 if delta.grant is not None:
                     opened.request = replace(opened.request, promise=delta.grant.promise)

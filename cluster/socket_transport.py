@@ -30,9 +30,13 @@ class SocketTransport:
     async def open(cls, ranks: Sequence[ActorHandle[Any]]) -> SocketTransport:
         """Raises ConnectionError where a rank does not come to its socket, and what Ray raises for one that is dead."""
         lines = list(map(_Line, ranks))
+        opening = [asyncio.ensure_future(line.open()) for line in lines]
         try:
-            await asyncio.gather(*(line.open() for line in lines))
+            await asyncio.gather(*opening)
         except BaseException:
+            for task in opening:
+                task.cancel()
+            await asyncio.gather(*opening, return_exceptions=True)  # none of them is to be connected later
             for line in lines:
                 line.close()
             raise
@@ -59,6 +63,7 @@ class _Line:
     async def open(self) -> None:
         async with listening(self._end) as path:
             self._serving = asyncio.ensure_future(self._rank.serve.remote(path))
+            self._serving.add_done_callback(_hear)
             coming = asyncio.ensure_future(self._end.connected.wait())
             await asyncio.wait({coming, self._serving}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
             if not coming.done():
@@ -103,3 +108,9 @@ class _Line:
         except Exception as error:
             return error
         return ConnectionError("a rank has left its socket")
+
+
+def _hear(serving: asyncio.Future[None]) -> None:
+    """Of a rank that nobody asks any more, how it ended is told elsewhere."""
+    if not serving.cancelled():
+        serving.exception()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 from cluster.frames import FrameProtocol, listening
 
@@ -21,7 +21,8 @@ class TokenLine:
 
     def __init__(self, lost: Callable[[], None]) -> None:
         self._end = FrameProtocol(lambda message: None, lambda cause: lost())
-        self._listening: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
+        self._greeting: asyncio.Task[None] | None = None
 
     @property
     def connected(self) -> bool:
@@ -29,20 +30,18 @@ class TokenLine:
 
     async def listen(self) -> str:
         """A path at which a front end can connect within `CONNECT_S`. Raises OSError."""
-        path: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._listening = asyncio.create_task(self._listen(path))
-        return await path
+        listens = AsyncExitStack()
+        path = await listens.enter_async_context(listening(self._end))
+        self._greeting = asyncio.create_task(self._greet(listens))
+        return path
 
-    async def _listen(self, path: asyncio.Future[str]) -> None:
-        try:
-            async with listening(self._end) as at:
-                path.set_result(at)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._end.connected.wait(), CONNECT_S)
-                    self._end.send(GREETING)
-        except OSError as error:
-            if not path.done():  # or else it hung up before it was greeted, and `lost` was called
-                path.set_exception(error)
+    async def _greet(self, listens: AsyncExitStack) -> None:
+        async with listens:
+            await _either(self._end.connected, self._closed)
+            if self.connected and not self._closed.is_set():
+                self.send(GREETING)
+        if self._closed.is_set():  # while somebody was coming
+            self._end.close()
 
     def send(self, message: bytes) -> None:
         """To nobody, where it is gone: `lost` is called for that."""
@@ -50,8 +49,7 @@ class TokenLine:
             self._end.send(message)
 
     def close(self) -> None:
-        if self._listening is not None:
-            self._listening.cancel()
+        self._closed.set()
         self._end.close()
 
 
@@ -67,11 +65,10 @@ class TokenEar:
     async def connect(self, path: str) -> None:
         """Returns once everything comes this way. Raises OSError where nobody listens there, or says nothing."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self._end, path)
-        try:
-            await asyncio.wait_for(self._greeted.wait(), CONNECT_S)
-        except TimeoutError:
+        await _either(self._greeted, self.lost)
+        if not self._greeted.is_set():
             self.close()
-            raise
+            raise ConnectionError("nothing was said")
 
     def close(self) -> None:
         """Nothing is heard from then on."""
@@ -82,3 +79,13 @@ class TokenEar:
         if self._greeted.is_set():
             self._heard(message)
         self._greeted.set()
+
+
+async def _either(first: asyncio.Event, second: asyncio.Event) -> None:
+    """Until one of them, or `CONNECT_S`."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in (first, second)]
+    try:
+        await asyncio.wait(waiting, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()

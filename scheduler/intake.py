@@ -63,15 +63,17 @@ class Intake:
     def newcomer(self, request: Request, now: float) -> Sequence:
         """What a request becomes. Raises RequestRefused for a class of service that is not known."""
         arrival, promise = now - request.age_s, self._promise(request)
-        if self._told is not None and self._told.newcomer.request is request:
-            known = self._told.newcomer
-            if known.order < 0 and known.arrival == arrival and known.promise == promise:  # nobody has taken it yet
-                known.reusable = 0
-                return known
+        same = self._told.newcomer if self._told is not None and self._told.newcomer.request is request else None
+        untaken = same is not None and same.order < 0
+        if same is not None and untaken and same.arrival == arrival and same.promise == promise:
+            same.reusable = 0
+            return same
         tokens = [*request.prompt, *request.produced]
         sequence = Sequence(request=request, arrival=arrival, order=-1, tokens=tokens, promise=promise)
         sequence.slo_class = request.slo_class or (DEFAULT_CLASS if request.promise is None else CUSTOM_CLASS)
         sequence.due = sequence.wanted_at()
+        if same is not None:
+            sequence.digests = list(same.digests)
         return sequence
 
     def judge(self, sequence: Sequence, now: float) -> Grant | None:

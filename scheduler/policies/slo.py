@@ -78,11 +78,10 @@ class SloBudget:
         return decision, Mix(batch.decodes, sharing.chunks(budget), sharing.of(budget).features)
 
     def _at_least_some(self, decision: Decision) -> Decision:
-        """Prompts get on sooner or later, whatever was promised to streams; and where these are late with and without
-        them, at once: to starve prompts then would help nobody."""
+        """Prompts get on sooner or later, whatever was promised to streams."""
         if decision.token_budget == 0:
             self._iterations_without_prefill += 1
-            if decision.bound == "in_vain" or self._iterations_without_prefill >= self.settings.patience:
+            if self._iterations_without_prefill >= self.settings.patience:
                 least = min(self.settings.min_progress, self.settings.max_batched_tokens)
                 decision = decision._replace(token_budget=least, bound="progress")
         if decision.token_budget > 0:
@@ -94,7 +93,7 @@ class SloBudget:
         plain = self.cost.predict(decodes)
         allowance, allowed, tightest = self._allowance(batch, plain)
         if allowed is not None and allowance.of(plain) > allowed:
-            return Decision(0, "in_vain", allowed, tightest)
+            return Decision(self._least(batch, sharing, allowance, plain), "progress", allowed, tightest)
 
         def first_token_in(sequence: Sequence) -> float:
             """Seconds until it is due, if this iteration could bring it in time with no other prompt; or no bound."""
@@ -128,6 +127,20 @@ class SloBudget:
         if fits < cap:
             bound, self._tokens = misses[fits + 1], fits + decodes.decodes
         return Decision(self._whole_tiles(fits, len(batch.decodes)), bound, allowed, tightest)
+
+    def _least(self, batch: Batch, sharing: Sharing, allowance: Allowance, plain: float) -> int:
+        """Prompt tokens where a stream is late with and without them, so that to starve prompts would help nobody: the
+        least progress, as far as those streams allow it that an iteration without prompts would save."""
+        delivery, without = self.settings.delivery_s, allowance.of(plain)
+        left = seconds_left(batch.decodes, batch.now, delivery)
+        held = [held_to(*stream, without, delivery) for stream in zip(batch.decodes, left, strict=True)]
+        saved = min([seconds for seconds in held if seconds >= without], default=math.inf)
+
+        def in_time(tokens: int) -> bool:
+            return allowance.of(self.cost.predict(sharing.of(tokens).features)) <= saved
+
+        wanted = sum([sequence.prefill_remaining for sequence in batch.prefills])
+        return largest(in_time, min(self.settings.min_progress, self.settings.max_batched_tokens, wanted))
 
     def _allowance(self, batch: Batch, plain: float) -> tuple[Allowance, float | None, str | None]:
         """By how much to allow for iterations that take longer than predicted, and the tightest stream under it.
@@ -247,12 +260,16 @@ def tightest_stream(
     if allowed >= plain:
         return allowed, min([of.request_id for of, seconds in zip(decodes, left, strict=True) if seconds == allowed])
     allowed = math.inf
-    for sequence, seconds in zip(decodes, left, strict=True):
-        if seconds < plain:
-            seconds = sequence.promise.tpot_s - earlier(sequence, delivery)
+    for sequence, until_due in zip(decodes, left, strict=True):
+        seconds = held_to(sequence, until_due, plain, delivery)
         if seconds < allowed or (seconds == allowed and sequence.request_id < tightest):
             allowed, tightest = seconds, sequence.request_id
     return allowed, tightest
+
+
+def held_to(sequence: Sequence, left: float, plain: float, delivery: float) -> float:
+    """Seconds until a stream's next token is due; of one that a plain iteration is too late for, its pace."""
+    return left if left >= plain else sequence.promise.tpot_s - earlier(sequence, delivery)
 
 
 def earlier(sequence: Sequence, delivery: float) -> float:

@@ -143,6 +143,16 @@ def test_a_newcomer_is_made_once_until_a_group_has_taken_it() -> None:
     assert again.tokens == newcomer.tokens
 
 
+def test_the_blocks_of_a_newcomer_are_looked_up_once_though_clocks_go_on() -> None:
+    loops = groups(2)
+    asked = request("r", 200)
+    taking = choose(loops, asked, 0.0)
+    known = taking.scheduler.intake.newcomer(asked, 0.0).digests
+    later = taking.scheduler.intake.newcomer(asked, 0.5)
+    assert later.arrival == 0.5
+    assert later.digests == known != []
+
+
 @pytest.mark.parametrize("token", [-1, VOCAB, 2**32, 2**70])
 def test_a_token_that_there_is_not_is_refused_before_it_is_looked_for(token: int) -> None:
     with pytest.raises(RequestRefused, match=f"token id {token} is outside the vocabulary"):

@@ -110,3 +110,32 @@ async def test_nobody_can_come_to_a_line_too_late(monkeypatch: pytest.MonkeyPatc
     subscribers.owns("a", "a1")
     subscribers.publish([Delta("a1", (1,))])
     assert await subscribers.poll("a", 1) == b"a1", "it still has its polls"
+
+
+async def test_a_line_that_ends_before_it_is_greeted_is_told_at_once(tmp_path: Path) -> None:
+    ends: list[asyncio.BaseTransport] = []
+
+    class HangsUp(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            ends.append(transport)
+            transport.close()
+
+    await asyncio.get_running_loop().create_unix_server(HangsUp, tmp_path / "s")
+    with pytest.raises(ConnectionError, match="nothing was said"):
+        await asyncio.wait_for(TokenEar(lambda message: None).connect(str(tmp_path / "s")), 5)
+
+
+async def test_a_line_that_is_closed_while_it_is_made_is_left_to_nobody() -> None:
+    subscribers = Subscribers(names)
+    for turns in range(6):
+        subscribers.add("a")
+        making = asyncio.create_task(subscribers.line("a", lambda: None))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        subscribers.remove("a")
+        try:
+            path = await asyncio.wait_for(making, 5)
+        except Unsubscribed:
+            continue
+        while await asyncio.to_thread(Path(path).exists):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)

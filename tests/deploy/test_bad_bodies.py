@@ -21,8 +21,8 @@ from tests.deploy.wire import error_of
     [
         b"", b" ", b"{", b"nonsense", b'{"model": }', b'{"a": 1,}', b"\xff\xfe", b'{"model": "\xe9"}', b"[]", b"null",
         b"5", b'"text"', b'{"model": "\\ud800"}', b'{"model": "smollm2", "prompt": "\\udc00 a"}',
-        b'{"model": "smollm2", "prompt": "\\uDFFF"}', b'{"model": "smollm2", "prompt": "\\udc00\\ud800"}', b"[" * 100_000,
-        b'{"metadata": ' * 50_000, b'{"n": ' + b"1" * 10_000 + b"}", b"\x00", b'{"prompt": "\x01"}',
+        b'{"model": "smollm2", "prompt": "\\uDFFF"}', b'{"model": "smollm2", "prompt": "\\udc00\\ud800"}',
+        b"[" * 100_000, b'{"metadata": ' * 50_000, b'{"n": ' + b"1" * 10_000 + b"}", b"\x00", b'{"prompt": "\x01"}',
     ],
     ids=lambda body: repr(body[:24]),
 )  # fmt: skip

@@ -143,6 +143,25 @@ def test_where_streams_are_late_with_and_without_prompts_these_get_on_in_every_i
     assert chunks == [16] * (600 // 16) + [600 % 16]
 
 
+def test_a_stream_that_nothing_saves_costs_the_others_nothing() -> None:
+    """One client that asks for what no iteration can do must neither make others late nor starve prompts."""
+    run = VirtualRun.with_policy()
+    decodes = Features(decodes=2, decode_context=2 * 80)
+    pace = (COST.predict(decodes) + COST.predict(decodes.with_chunk(600, 16))) / 2
+    run.add(stream("in vain", Promise(2, 0.001), tokens=400))
+    run.add(stream("good", Promise(2, pace, tbt_s=pace), tokens=300))
+    for _ in range(3):
+        run.step()
+    run.add(Request("long", prompt(600), 2, promise=Promise(5, 1)))
+    began = len(run.features)
+    while not run.got.get("long"):
+        run.step()
+    chunks = [f.prefill_tokens for f in run.features[began:]]
+    assert set(chunks[:-1]) - {16}, "less than the least progress, where that is what the other stream allows"
+    assert sum(COST.predict(f) <= pace for f in run.features[began:]) >= len(chunks) * 15 / 16
+    assert statistics.mean(chunks) > 1, "and more than that in every sixteenth iteration"
+
+
 ORDERS = st.sampled_from(get_args(PrefillOrder))
 streams_of = st.lists(
     st.tuples(st.floats(0.15, 1.5), st.none() | st.floats(0.3, 2.0), st.integers(2, 40)), min_size=1, max_size=6
