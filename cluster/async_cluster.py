@@ -247,8 +247,8 @@ class AsyncCluster:
     async def _get_a_line(self) -> None:
         """Where the scheduler is on this machine: there is nothing at the path that it says on any other."""
         path = await self.scheduler.line.remote(self.subscribed_as)
-        ear = TokenEar(self._hear)
         if path:
+            ear = TokenEar(self._hear)
             with suppress(FileNotFoundError):
                 await ear.connect(path)
                 self._ear = ear

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import tempfile
 from collections.abc import AsyncGenerator, Callable
@@ -12,10 +11,11 @@ from pathlib import Path
 from struct import Struct
 from typing import cast
 
+from cluster.short_paths import short_directory
+
 LENGTH = Struct("!I")
 LARGEST = 1 << 30
 """Bytes that a message may have: what claims to be longer is no message of ours."""
-_PIECE = 1 << 16
 _LONGEST = 60
 """Of a path, that leaves room for the names below it."""
 
@@ -71,7 +71,9 @@ class FrameProtocol(asyncio.Protocol):
 @asynccontextmanager
 async def listening(end: FrameProtocol) -> AsyncGenerator[str]:
     """A path at which one other process of this user can connect to `end`, meanwhile. Raises OSError."""
-    with tempfile.TemporaryDirectory(prefix="stallfree-", dir=_short()) as directory:  # nobody else may enter it
+    with tempfile.TemporaryDirectory(
+        prefix="stallfree-", dir=short_directory(_LONGEST)
+    ) as directory:  # nobody else may enter it
         path = Path(directory) / "socket"
         server = await asyncio.get_running_loop().create_unix_server(lambda: end, path)
         try:
@@ -80,17 +82,12 @@ async def listening(end: FrameProtocol) -> AsyncGenerator[str]:
             server.close()
 
 
-def _short() -> str:
-    """Where temporary files go, unless no socket there could have a path: some hundred bytes are allowed."""
-    usual = tempfile.gettempdir()
-    return "/tmp" if len(os.fsencode(usual)) > _LONGEST and os.access("/tmp", os.W_OK) else usual
-
-
 class FrameSocket:
     """The other end, in a thread that has nothing else to do than to wait for messages."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        self._incoming = connected.makefile("rb")
 
     @classmethod
     def connect(cls, path: str) -> FrameSocket:
@@ -105,21 +102,17 @@ class FrameSocket:
 
     def receive(self) -> bytes | None:
         """The next message; None where the other end has closed, in the middle of one or not. Raises OSError."""
-        head = self._exactly(LENGTH.size)
-        return None if head is None else self._exactly(LENGTH.unpack(head)[0])
+        head = self._incoming.read(LENGTH.size)
+        if len(head) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack(head)
+        message = self._incoming.read(length)
+        return message if len(message) == length else None
 
     def send(self, message: bytes) -> None:
         """Raises OSError."""
         self._socket.sendall(LENGTH.pack(len(message)) + message)
 
     def close(self) -> None:
+        self._incoming.close()
         self._socket.close()
-
-    def _exactly(self, count: int) -> bytes | None:
-        got = bytearray()
-        while len(got) < count:
-            piece = self._socket.recv(min(count - len(got), _PIECE))
-            if not piece:
-                return None
-            got += piece
-        return bytes(got)

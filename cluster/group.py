@@ -19,7 +19,7 @@ from cluster.assembly import worker_config
 from cluster.config import EngineConfig
 from cluster.placement import place
 from cluster.rank_process import RankProcess
-from cluster.recovery import WorkersLost, in_words
+from cluster.recovery import WorkersLost, hear, in_words
 from cluster.sizing import kv_blocks, swap_blocks
 from cluster.transport import Transport, make_transport
 from cluster.worker_actor import CONTROL, KV, KV_REPORTS, PLANS, RankActor
@@ -84,7 +84,7 @@ class WorkerGroup:
         if self._transport is None:
             raise WorkersLost("the group is closed")
         answer = asyncio.ensure_future(self._transport.send(encode_plan(plan)))
-        answer.add_done_callback(_hear)
+        answer.add_done_callback(hear)
         # A rank that waits for a dead one in a collective never answers, so the deaths are listened for as well.
         awaited: list[asyncio.Future[Any]] = [answer, *self._deaths]
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
@@ -180,12 +180,6 @@ class WorkerGroup:
         self.num_blocks = kv_blocks(config, self.descriptions)
         self.swap_blocks = swap_blocks(config, self.descriptions, self.num_blocks) if swap is None else swap
         await _all([rank.allocate.remote(self.num_blocks, self.swap_blocks) for rank in self._ranks])
-
-
-def _hear(answer: asyncio.Future[bytes]) -> None:
-    """What becomes of an answer that nobody waits for any more is no news."""
-    if not answer.cancelled():
-        answer.exception()
 
 
 async def _ping(rank: ActorHandle[Any]) -> None:

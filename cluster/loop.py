@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cluster.engine import EngineUnavailable
 from cluster.executor import Executor
 from cluster.iteration_record import IterationRecord, Observer
-from cluster.recovery import Recovery, WorkersLost, in_words
+from cluster.recovery import Recovery, WorkersLost, hear, in_words
 from scheduler.plan import IterationPlan, IterationResult
 from scheduler.progress import InFlight
 from scheduler.request import Delta, Finish, Request
@@ -250,7 +250,7 @@ class IterationLoop:
     def _drop_under_way(self) -> None:
         for launched in self._under_way:
             launched.answer.cancel()
-            launched.answer.add_done_callback(_hear)
+            launched.answer.add_done_callback(hear)
         self._under_way.clear()
 
     def _audit(self) -> None:
@@ -307,9 +307,3 @@ async def _answered(launched: _Launched, recovery: Recovery) -> None:
         if done:
             return
     raise WorkersLost(f"no answer within {patience:.0f} s", hung=True)
-
-
-def _hear(answer: asyncio.Future[IterationResult]) -> None:
-    """What went wrong with a plan that nobody waits for any more has been told by the one before it."""
-    if not answer.cancelled():
-        answer.exception()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from cluster.executor import Executor
 
@@ -46,3 +47,9 @@ def in_words(error: BaseException) -> str:
         return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+
+
+def hear(answer: asyncio.Future[Any]) -> None:
+    """What becomes of an answer that nobody waits for any more is no news, or told elsewhere."""
+    if not answer.cancelled():
+        answer.exception()

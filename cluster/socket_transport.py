@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from ray.actor import ActorHandle
 
 from cluster.frames import FrameProtocol, listening
+from cluster.recovery import hear
 
 CONNECT_S = 30.0
 ASKED_WHY_S = 10.0
@@ -63,7 +64,7 @@ class _Line:
     async def open(self) -> None:
         async with listening(self._end) as path:
             self._serving = asyncio.ensure_future(self._rank.serve.remote(path))
-            self._serving.add_done_callback(_hear)
+            self._serving.add_done_callback(hear)
             coming = asyncio.ensure_future(self._end.connected.wait())
             await asyncio.wait({coming, self._serving}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
             if not coming.done():
@@ -108,9 +109,3 @@ class _Line:
         except Exception as error:
             return error
         return ConnectionError("a rank has left its socket")
-
-
-def _hear(serving: asyncio.Future[None]) -> None:
-    """Of a rank that nobody asks any more, how it ended is told elsewhere."""
-    if not serving.cancelled():
-        serving.exception()

@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from cluster.short_paths import short_directory
 from deploy.starter import Result, Starter
 
 CLOSE_SECONDS = 6.0
@@ -51,7 +52,7 @@ class Lifetime:
     """
 
     def __init__(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="stallfree-", dir=_short_directory()))
+        self.directory = Path(tempfile.mkdtemp(prefix="stallfree-", dir=short_directory(_LONGEST)))
         self.stopped = threading.Event()
         self.extra_seconds = 0.0
         self._closing = False
@@ -157,12 +158,6 @@ class Lifetime:
                 below += child.children(recursive=True)
         self._seen.update(process.pid for process in below)
         return below
-
-
-def _short_directory() -> str:
-    """Where temporary files go, unless that is so long that no path of a socket in it is allowed."""
-    usual = tempfile.gettempdir()
-    return "/tmp" if len(usual) > _LONGEST and os.access("/tmp", os.W_OK) else usual
 
 
 def end_processes(processes: list[psutil.Process], grace_s: float = 0.5) -> None:

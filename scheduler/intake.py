@@ -64,8 +64,7 @@ class Intake:
         """What a request becomes. Raises RequestRefused for a class of service that is not known."""
         arrival, promise = now - request.age_s, self._promise(request)
         same = self._told.newcomer if self._told is not None and self._told.newcomer.request is request else None
-        untaken = same is not None and same.order < 0
-        if same is not None and untaken and same.arrival == arrival and same.promise == promise:
+        if same is not None and same.order < 0 and (same.arrival, same.promise) == (arrival, promise):  # nobody's yet
             same.reusable = 0
             return same
         tokens = [*request.prompt, *request.produced]

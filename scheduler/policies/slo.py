@@ -93,7 +93,7 @@ class SloBudget:
         plain = self.cost.predict(decodes)
         allowance, allowed, tightest = self._allowance(batch, plain)
         if allowed is not None and allowance.of(plain) > allowed:
-            return Decision(self._least(batch, sharing, allowance, plain), "progress", allowed, tightest)
+            return Decision(self._least(batch, sharing, allowance, plain, cap), "progress", allowed, tightest)
 
         def first_token_in(sequence: Sequence) -> float:
             """Seconds until it is due, if this iteration could bring it in time with no other prompt; or no bound."""
@@ -128,7 +128,7 @@ class SloBudget:
             bound, self._tokens = misses[fits + 1], fits + decodes.decodes
         return Decision(self._whole_tiles(fits, len(batch.decodes)), bound, allowed, tightest)
 
-    def _least(self, batch: Batch, sharing: Sharing, allowance: Allowance, plain: float) -> int:
+    def _least(self, batch: Batch, sharing: Sharing, allowance: Allowance, plain: float, cap: int) -> int:
         """Prompt tokens where a stream is late with and without them, so that to starve prompts would help nobody: the
         least progress, as far as those streams allow it that an iteration without prompts would save."""
         delivery, without = self.settings.delivery_s, allowance.of(plain)
@@ -139,8 +139,7 @@ class SloBudget:
         def in_time(tokens: int) -> bool:
             return allowance.of(self.cost.predict(sharing.of(tokens).features)) <= saved
 
-        wanted = sum([sequence.prefill_remaining for sequence in batch.prefills])
-        return largest(in_time, min(self.settings.min_progress, self.settings.max_batched_tokens, wanted))
+        return largest(in_time, min(self.settings.min_progress, cap))
 
     def _allowance(self, batch: Batch, plain: float) -> tuple[Allowance, float | None, str | None]:
         """By how much to allow for iterations that take longer than predicted, and the tightest stream under it.
