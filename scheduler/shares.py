@@ -2,7 +2,8 @@
 
 What is promised cannot be taken back. So a tenant that has had its share lately is held to leaving room: it is let in
 where every other tenant that was here lately, and has had less, could come right after it with what it asked for last,
-and be let in. Whoever has had less is not asked for that, and a tenant that is alone has everything.
+and be let in, and twice where there can be room for that. Whoever has had less is not asked for that, and a tenant
+that is alone has everything.
 
 A tenant's share is its part of all weights, and what it has had is counted in the seconds that its prompts take: each
 newcomer occupies its part of the machine until that would be done with it (VirtualClock: Zhang, SIGCOMM 1990). Slots,
@@ -206,6 +207,11 @@ def _later(free_at: float, seconds: float, now: float) -> float:
 
 
 def _leaves_room(newcomer: Sequence, other: Sequence, queue: Queue, terms: Terms) -> bool:
-    """Whether the other could come right after the newcomer, and also once all that is there generates."""
+    """Whether the other could come right after the newcomer, and also once all that is there generates; and once more
+    where an empty machine has room for both: forecasts drift, and what is left to the last second is gone in the next.
+    """
     beside = queue.joined_by(newcomer)
-    return terms.outlook(other, beside).kept and terms.outlook(other, beside.generating()).kept
+    if not (terms.outlook(other, beside).kept and terms.outlook(other, beside.generating()).kept):
+        return False
+    twice = queue.emptied().joined_by(newcomer).joined_by(other)
+    return not terms.outlook(other, twice).kept or terms.outlook(other, beside.joined_by(other)).kept

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from heapq import merge
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from scheduler.costmodel import OnlineCostModel
@@ -206,6 +206,8 @@ def test_a_tenant_that_is_alone_is_let_in_as_if_nobody_looked(load: Load, mode: 
     flood=st.sampled_from([20, 100, 300]),
     weight=st.sampled_from([0.2, 1.0, 5.0]),
 )
+@example(100, 40, 21.592192072171933, 300, 5.0)  # two in which room for one was not enough
+@example(100, 40, 28.22802751714606, 100, 0.2)
 @settings(max_examples=10, deadline=None, phases=(Phase.explicit, Phase.generate))  # each takes a second
 def test_who_asks_for_less_than_its_share_finds_room(
     length: int, outputs: int, room: float, flood: int, weight: float
