@@ -54,7 +54,9 @@ def add_and_norm(x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> 
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
     out = torch.empty_like(x)
     add = more is not None
-    _add_and_norm(x.numel(), x.numpy(), (x if more is None else more).numpy(), add, weight.numpy(), eps, out.numpy())
+    add_and_norm_kernel(
+        x.numel(), x.numpy(), (x if more is None else more).numpy(), add, weight.numpy(), eps, out.numpy()
+    )
     return out
 
 
@@ -65,7 +67,7 @@ def gated(gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
     out = gate_up.new_empty(gate_up.shape[0], n)
-    _gated(out.numel(), gate_up.numpy(), out.numpy())
+    gated_kernel(out.numel(), gate_up.numpy(), out.numpy())
     return out
 
 
@@ -95,8 +97,8 @@ def turn_and_keep(
     q = qkv.new_empty(tokens, heads, d)
     cos, sin = (x.squeeze(1).numpy() for x in angles)
     kept = (x.values.flatten(0, 1).numpy() for x in pages)
-    given = (_NOTHING if norms is None else norms).numpy()
-    _turn_and_keep(qkv.numel(), qkv.numpy(), cos, sin, given, eps, places.numpy(), q.numpy(), *kept)
+    given = (NOTHING if norms is None else norms).numpy()
+    turn_and_keep_kernel(qkv.numel(), qkv.numpy(), cos, sin, given, eps, places.numpy(), q.numpy(), *kept)
     return q
 
 
@@ -111,7 +113,7 @@ def prepare() -> None:
         turn_and_keep(torch.ones(rows, 3, 2), angles, None, 1e-6, pages, torch.arange(rows))
 
 
-_NOTHING = torch.empty(0, 0)
+NOTHING = torch.empty(0, 0)
 
 
 def _on_cpu(x: Tensor) -> bool:
@@ -119,7 +121,7 @@ def _on_cpu(x: Tensor) -> bool:
 
 
 @Kernel
-def _add_and_norm(x: Any, more: Any, add: Any, weight: Any, eps: Any, out: Any) -> None:
+def add_and_norm_kernel(x: Any, more: Any, add: Any, weight: Any, eps: Any, out: Any) -> None:
     rows, n = x.shape
     for i in numba.prange(rows):
         if add:
@@ -134,7 +136,7 @@ def _add_and_norm(x: Any, more: Any, add: Any, weight: Any, eps: Any, out: Any) 
 
 
 @Kernel
-def _gated(gate_up: Any, out: Any) -> None:
+def gated_kernel(gate_up: Any, out: Any) -> None:
     rows, n = out.shape
     for i in numba.prange(rows):
         gate, up, result = gate_up[i, :n], gate_up[i, n:], out[i]
@@ -143,7 +145,7 @@ def _gated(gate_up: Any, out: Any) -> None:
 
 
 @Kernel
-def _turn_and_keep(
+def turn_and_keep_kernel(
     qkv: Any, cos: Any, sin: Any, norms: Any, eps: Any, places: Any, q: Any, keys: Any, values: Any
 ) -> None:
     tokens, heads, d = q.shape

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.kv_dtype import SCALE_BYTES, coded, has_scales
 
+_ONE = torch.ones(1)
+_AS_BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+"""numba has neither of these types on CPU: it gets their bits, by which it knows them apart."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Pages:
     """The keys or the values of one layer. values [blocks, block_size, kv heads, head_dim]; where they are codes of one
     byte, each is worth itself times its token's and head's scale, scales [blocks, block_size, kv heads]."""
 
     values: Tensor
     scales: Tensor | None = None
+
+    @cached_property
+    def arrays(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
+        """On CPU, values and scales as kernels take them; where there are no scales, ones that take no memory."""
+        bits = _AS_BITS.get(self.values.dtype)
+        scales = _ONE.expand(self.values.shape[:3]) if self.scales is None else self.scales
+        return (self.values if bits is None else self.values.view(bits)).numpy(), scales.numpy()
 
     @property
     def block_size(self) -> int:

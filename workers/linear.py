@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.packed import Packed
@@ -29,6 +31,17 @@ class Linear:
             return F.linear(x, self._weight, self.bias)
         y = self._weight.multiply(x)
         return y if self.bias is None else y.add_(self.bias)
+
+    @property
+    def packed(self) -> bool:
+        return not isinstance(self._weight, Tensor)
+
+    def into(self, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """As a call, of arrays, where the weight is packed."""
+        assert isinstance(self._weight, Packed)
+        self._weight.into(x, out)
+        if self.bias is not None:
+            out += self.bias.numpy()
 
     def rows(self, which: Tensor) -> Tensor:
         """Of the weight, [n, in]: what an embedding looks up that shares its weight with the head."""

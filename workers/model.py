@@ -8,7 +8,6 @@ ranks follows each of the two projections back to the hidden dimension.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,90 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workers.attention import Attention, Layout
-from workers.elementwise import add_and_norm, gated, turn_and_keep
-from workers.kv_cache import KvCache, Pages
+from workers.attention.cpu import CpuAttention
+from workers.cpu_layers import CpuLayers
+from workers.elementwise import add_and_norm
+from workers.kv_cache import KvCache
+from workers.layer import Layer
 from workers.linear import Linear
 from workers.loader import Weights
 from workers.model_config import ModelConfig
 from workers.parallel import Ranks
-from workers.parts import Part
 from workers.rope import Rope
-
-
-def check_degree(config: ModelConfig, ranks: int) -> None:
-    """Raises ValueError where there are more ranks than KV heads: a KV head is not divided."""
-    if ranks > config.num_key_value_heads:
-        heads = config.num_key_value_heads
-        raise ValueError(f"tensor-parallel degree {ranks} is too large: the model has {heads} KV heads")
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """This rank's part of the model's dimensions."""
-
-    kv_heads: Part
-    query_heads: Part
-    inner: Part
-    vocab: Part
-    head_dim: int
-
-    @classmethod
-    def of(cls, config: ModelConfig, ranks: Ranks) -> Shard:
-        """Raises ValueError where there are more ranks than KV heads."""
-        check_degree(config, ranks.size)
-        kv_heads = config.num_key_value_heads
-        part = ranks.part(kv_heads)
-        return cls(
-            kv_heads=part,
-            query_heads=part.scaled(config.num_attention_heads // kv_heads),
-            inner=ranks.part(config.intermediate_size),
-            vocab=ranks.part(config.vocab_size),
-            head_dim=config.head_dim,
-        )
-
-
-class Layer:
-    """One decoder layer of this rank."""
-
-    def __init__(self, weights: Weights, prefix: str, shard: Shard, ranks: Ranks, eps: float) -> None:
-        self._shard, self._ranks, self._eps = shard, ranks, eps
-        heads, kv = shard.query_heads.scaled(shard.head_dim), shard.kv_heads.scaled(shard.head_dim)
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        self.input_norm = weights.rows(f"{prefix}.input_layernorm.weight")
-        self.inner_norm = weights.rows(f"{prefix}.post_attention_layernorm.weight")
-        self.qkv = fused(
-            weights, [(f"{attention}.q_proj", heads), (f"{attention}.k_proj", kv), (f"{attention}.v_proj", kv)]
-        )
-        self.qk_norm = head_norms(weights, attention, shard)
-        self.out = row_parallel(weights, f"{attention}.o_proj", heads, ranks)
-        self.gate_up = fused(weights, [(f"{mlp}.gate_proj", shard.inner), (f"{mlp}.up_proj", shard.inner)])
-        self.down = row_parallel(weights, f"{mlp}.down_proj", shard.inner, ranks)
-
-    def __call__(
-        self,
-        x: Tensor,
-        more: Tensor | None,
-        angles: tuple[Tensor, Tensor],
-        kv: tuple[Pages, Pages],
-        attend: Attention,
-        layout: Layout,
-    ) -> Tensor:
-        """x [T, hidden], to which the layer before still has `more` to add; returns what this one has. x changes in
-        place. Writes this forward's keys and values into the pages `kv`."""
-        more = self._attention(add_and_norm(x, more, self.input_norm, self._eps), angles, kv, attend, layout)
-        return self._mlp(add_and_norm(x, more, self.inner_norm, self._eps))
-
-    def _attention(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], kv: tuple[Pages, Pages], attend: Attention, layout: Layout
-    ) -> Tensor:
-        heads, kv_heads, d = self._shard.query_heads.size, self._shard.kv_heads.size, self._shard.head_dim
-        qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, d)  # [T, H + 2K, D]
-        q = turn_and_keep(qkv, angles, self.qk_norm, self._eps, kv, layout.write_to)  # [T, H, D]
-        attended = attend(q, *kv, layout)  # [T, H, D]
-        return self._ranks.sum(self.out(attended.reshape(-1, heads * d)))  # [T, hidden]
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        return self._ranks.sum(self.down(gated(self.gate_up(x))))  # [T, hidden]
+from workers.shard import Shard
 
 
 class LlamaModel:
@@ -124,6 +50,7 @@ class LlamaModel:
                 Layer(weights, f"model.layers.{i}", self.shard, ranks, self._eps)
                 for i in range(config.num_hidden_layers)
             ]
+            self._on_cpu = CpuLayers(self.layers, ranks) if CpuLayers.take(self.layers) else None
             self.norm = weights.rows("model.norm.weight")
             tied = config.tie_word_embeddings or "lm_head.weight" not in weights
             embedding = weights.rows("model.embed_tokens.weight", self.shard.vocab)  # [vocab part, hidden]
@@ -143,6 +70,8 @@ class LlamaModel:
         """tokens, positions [T]. Returns what the last layer gives, [T, hidden]."""
         x = self._embed(tokens)  # [T, hidden]
         angles = self.rope.at(positions, x.dtype)
+        if self._on_cpu is not None and isinstance(attend, CpuAttention):
+            return self._on_cpu.hidden(x, angles, kv, attend, layout)
         more = None
         for layer, pages in zip(self.layers, kv.layers, strict=True):
             more = layer(x, more, angles, pages, attend, layout)
@@ -163,28 +92,3 @@ class LlamaModel:
         mine = (local >= 0) & (local < self.shard.vocab.size)
         rows = self._look_up(local.clamp(0, self.shard.vocab.size - 1))
         return self.ranks.sum(rows * mine.unsqueeze(1))
-
-
-def head_norms(weights: Weights, attention: str, shard: Shard) -> Tensor | None:
-    """Weights [H + K, D] of the norms that Qwen3 has for every query and key head; None where there are none."""
-    names = (f"{attention}.q_norm.weight", f"{attention}.k_norm.weight")
-    if names[0] not in weights:
-        return None
-    q, k = (weights.rows(name) for name in names)  # [D] each
-    return torch.cat([q.expand(shard.query_heads.size, -1), k.expand(shard.kv_heads.size, -1)])
-
-
-def fused(weights: Weights, parts: list[tuple[str, Part]]) -> Linear:
-    """Projections of the same input as one matrix, each of them this rank's rows (its output's part)."""
-    weight = torch.cat([weights.rows(f"{name}.weight", part) for name, part in parts])
-    names = [f"{name}.bias" for name, _ in parts]
-    bias = None
-    if all(name in weights for name in names):
-        bias = torch.cat([weights.rows(name, part) for name, (_, part) in zip(names, parts, strict=True)])
-    return Linear(weight, bias)
-
-
-def row_parallel(weights: Weights, name: str, part: Part, ranks: Ranks) -> Linear:
-    """A projection of which this rank has some input columns; its bias is added once, by rank 0."""
-    bias = weights.rows(f"{name}.bias") if f"{name}.bias" in weights and ranks.rank == 0 else None
-    return Linear(weights.columns(f"{name}.weight", part), bias)

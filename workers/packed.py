@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numba.core import types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.threads import as_many_threads_as_torch
@@ -36,20 +37,24 @@ class Packed:
         if whole < panels:
             self._panels[whole] = 0.0
             self._panels[whole, :, : self.out_features - whole * PANEL] = weight[whole * PANEL :].T
+        self._array: NDArray[np.float32] = self._panels.numpy()
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [rows, in] -> x W^T, [rows, out]."""
         out = x.new_empty(x.shape[0], self.out_features)
-        as_many_threads_as_torch()
-        flat = x.contiguous().numpy().reshape(-1), out.numpy().reshape(-1)
-        _multiply(flat[0], len(x), self._panels.numpy(), flat[1], self.out_features, rows_of_task(len(x)))
+        self.into(x.contiguous().numpy(), out.numpy())
         return out
+
+    def into(self, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """out [rows, out] = x W^T."""
+        as_many_threads_as_torch()
+        _multiply(x, self._array, out, rows_of_task(len(x)))
 
     def rows(self, which: Tensor) -> Tensor:
         """which [n] -> these rows of W, [n, in]."""
         out = torch.empty(len(which), self.in_features)
         as_many_threads_as_torch()
-        _rows(self._panels.numpy(), which.numpy(), out.numpy())
+        _rows(self._array, which.numpy(), out.numpy())
         return out
 
 
@@ -128,8 +133,8 @@ def _panel(
         _one(x, at_x, panels, at, ahead, inner, out, to, n)
 
 
-def _multiply_panels(x: Any, rows: Any, panels: Any, out: Any, n: Any, most: Any) -> None:
-    count, inner, _ = panels.shape
+def _multiply_panels(x: Any, panels: Any, out: Any, most: Any) -> None:
+    (rows, n), (count, inner, _) = out.shape, panels.shape
     parts = -(-rows // most)
     for task in numba.prange(parts * count):
         part, p = task // count, task % count
@@ -139,11 +144,11 @@ def _multiply_panels(x: Any, rows: Any, panels: Any, out: Any, n: Any, most: Any
         if (p + 1) * PANEL <= n:
             _panel(x, first * inner, some, inner, panels, at, ahead, out, first * n + p * PANEL, n)
         else:
-            whole = np.empty(some * PANEL, dtype=np.float32)
+            whole = np.empty((some, PANEL), dtype=np.float32)
             _panel(x, first * inner, some, inner, panels, at, ahead, whole, 0, PANEL)
             for r in range(some):
                 for c in range(n - p * PANEL):
-                    out[(first + r) * n + p * PANEL + c] = whole[r * PANEL + c]
+                    out[first + r, p * PANEL + c] = whole[r, c]
 
 
 def _look_up(panels: Any, which: Any, out: Any) -> None:

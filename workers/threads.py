@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numba
 import torch
 
@@ -20,5 +22,16 @@ def _layer() -> str:
 numba.config.THREADING_LAYER = _layer()  # type: ignore[attr-defined]
 
 
+class _Told(threading.local):
+    threads = 0
+
+
+_told = _Told()
+
+
 def as_many_threads_as_torch() -> None:
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    """Of the thread that calls. Asked for before each kernel, so that numba is told only what it does not know."""
+    threads = torch.get_num_threads()
+    if threads != _told.threads:
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+        _told.threads = threads

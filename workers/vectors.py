@@ -10,6 +10,7 @@ That a block of sums stays in registers: Goto and van de Geijn, Anatomy of High-
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import binding, ir
@@ -41,10 +42,11 @@ TERMS = 7
 
 class Vectors:
     """Instructions on vectors of LANES numbers, added where the builder is. What is kept over a loop is kept in what
-    LLVM turns into registers."""
+    LLVM turns into registers. Of a panel the first `vectors` are computed with: PANEL apart are panels all the same."""
 
-    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any, *, vectors: int = VECTORS) -> None:
         self._context, self._builder, self._signature, self._arguments = context, builder, signature, arguments
+        self._vectors = vectors
 
     def place(self, argument: int, offset: Any) -> Any:
         """Of an array that is an argument, the address of an element."""
@@ -78,7 +80,7 @@ class Vectors:
         of_out = self.number(PANEL) if of_out is None else of_out
         lefts = [builder.gep(left, [builder.mul(of_row, self.number(r))]) for r in range(rows)]
         outs = [builder.gep(out, [builder.mul(of_out, self.number(r))]) for r in range(rows)]
-        sums = [self.kept(self.panel(row) if add else [self.all_of(0.0)] * VECTORS) for row in outs]
+        sums = [self.kept(self.panel(row) if add else [self.all_of(0.0)] * self._vectors) for row in outs]
         with cgutils.for_range(builder, count) as loop:
             for line in range(lines):
                 at = builder.add(builder.mul(loop.index, self.number(lines)), self.number(line))
@@ -130,7 +132,7 @@ class Vectors:
             self._builder.store(vector, p, align=4)
 
     def _vectors_at(self, place: Any) -> list[Any]:
-        offsets = (self.number(v * LANES) for v in range(VECTORS))
+        offsets = (self.number(v * LANES) for v in range(self._vectors))
         return [self._builder.bitcast(self._builder.gep(place, [o]), _FLOATS.as_pointer()) for o in offsets]
 
     def kept(self, vectors: Any) -> list[Any]:
@@ -172,6 +174,14 @@ class Vectors:
         kind = ir.FunctionType(_FLOATS, [_FLOATS] * len(arguments))
         function = cgutils.get_or_insert_function(self._builder.module, kind, f"llvm.{name}.v{LANES}f32")
         return self._builder.call(function, arguments)
+
+
+def as_wide(builder: Any, vectors: Any, build: Callable[[int], None]) -> None:
+    """What is built with 1 to VECTORS vectors of a panel, of which `vectors` is taken when it runs."""
+    for count in range(1, VECTORS + 1):
+        taken = builder.icmp_signed("==", vectors, ir.Constant(vectors.type, count))
+        with builder.if_then(taken):
+            build(count)
 
 
 class _Each:

@@ -34,12 +34,13 @@ from workers.kv_pages import make_pages
 from workers.kv_transfer import KvTransfer
 from workers.loader import checkpoint_dtype
 from workers.memory import give_back
-from workers.model import LlamaModel, Shard, check_degree
+from workers.model import LlamaModel
 from workers.model_config import read_config
 from workers.parallel import Ranks
 from workers.processors import hold_processors
 from workers.sampler import Row, Sampled, sample
 from workers.scoring import MOST_ROWS, score
+from workers.shard import Shard, check_degree
 from workers.slots import Batch, PlanError, Slots
 from workers.worst_case import Shape, by_counting, on_cuda, plan_of, worst_shape
 

@@ -21,7 +21,7 @@ from workers.attention import Attention, Layout, check_page_size, make_attention
 from workers.attention import varlen as varlen_module
 from workers.attention.cpu import CpuAttention
 from workers.attention.paged_chunk import Chunks, paged_chunk, paged_chunk_torch
-from workers.attention.paged_decode import paged_decode, paged_decode_torch
+from workers.attention.paged_decode import Singles, paged_decode, paged_decode_torch
 from workers.kv_cache import KvCache, Pages
 from workers.loader import Weights
 from workers.model import LlamaModel
@@ -99,7 +99,10 @@ def test_cpu(segments: Segments, block_size: int) -> None:
 def test_the_decode_kernel_equals_the_plain_path(starts: list[int]) -> None:
     case = Case([(start, 1) for start in starts])
     arguments = (case.queries, case.k_pages, case.v_pages, case.layout.block_table, case.layout.seqused_k)
-    torch.testing.assert_close(paged_decode(*arguments), paged_decode_torch(*arguments), atol=1e-5, rtol=1e-5)
+    out = np.empty_like(case.queries.numpy())
+    singles = Singles(torch.arange(len(starts)), case.layout.block_table, case.layout.seqused_k)
+    paged_decode(case.queries.numpy(), case.k_pages, case.v_pages, singles, out)
+    torch.testing.assert_close(torch.from_numpy(out), paged_decode_torch(*arguments), atol=1e-5, rtol=1e-5)
 
 
 def test_a_key_that_is_no_number_spoils_its_sequence_and_no_other() -> None:
@@ -118,11 +121,11 @@ def chunks_of(layout: Layout) -> Chunks:
 @given(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 90)), min_size=1, max_size=4), st.sampled_from([5, 16]))
 def test_the_chunk_kernel_equals_the_plain_path(segments: Segments, block_size: int) -> None:
     case = Case(segments, block_size)
-    results = []
-    for path in (paged_chunk, paged_chunk_torch):
-        results.append(torch.full_like(case.queries, math.nan))
-        path(case.queries, case.k_pages, case.v_pages, chunks_of(case.layout), results[-1])
-    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+    compiled, plain = (torch.full_like(case.queries, math.nan) for _ in range(2))
+    chunks = chunks_of(case.layout)
+    paged_chunk(case.queries.numpy(), case.k_pages, case.v_pages, chunks, compiled.numpy())
+    paged_chunk_torch(case.queries, case.k_pages, case.v_pages, chunks, plain)
+    torch.testing.assert_close(compiled, plain, atol=1e-5, rtol=1e-5)
 
 
 def test_a_query_feels_nothing_of_how_its_prompt_is_cut() -> None:

@@ -22,7 +22,7 @@ from tests.workers.driver import Driver, driver_on, loaded
 from tests.workers.test_attention import dense
 from tests.workers.test_parity import WHOLE, prompt_of
 from workers.attention import Layout, make_attention, make_layout
-from workers.attention.paged_decode import as_arrays, paged_decode, paged_decode_torch, widened
+from workers.attention.paged_decode import Singles, paged_decode, paged_decode_torch, widened
 from workers.attention.widened import WidenedAttention
 from workers.kv_cache import KvCache, Pages, bytes_per_block
 from workers.kv_dtype import KV_DTYPES, choose_kv_dtype, coded
@@ -75,7 +75,10 @@ def test_the_decode_kernel_equals_the_plain_path(contexts: list[int], name: str)
     arguments = (torch.cat(case.q), case.keys, case.values, case.layout.block_table, case.layout.seqused_k)
     plain = paged_decode_torch(*arguments)
     rounding = 2e-5 + 2e-6 * float(plain.abs().max())  # a sum's is that of its largest terms
-    torch.testing.assert_close(paged_decode(*arguments), plain, atol=rounding, rtol=1e-5)
+    out = torch.empty_like(plain)
+    singles = Singles(torch.arange(len(contexts)), case.layout.block_table, case.layout.seqused_k)
+    paged_decode(arguments[0].numpy(), case.keys, case.values, singles, out.numpy())
+    torch.testing.assert_close(out, plain, atol=rounding, rtol=1e-5)
 
 
 @settings(max_examples=40, deadline=None)
@@ -93,7 +96,7 @@ def test_every_finite_number_is_widened_exactly(name: str) -> None:
     """By the kernels' code, and by that in plain Python."""
     every = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(KV_DTYPES[name])
     every = every[every.float().isfinite()]
-    bits, _ = as_arrays(Pages(every.view(-1, 1, 1, 1)))
+    bits, _ = Pages(every.view(-1, 1, 1, 1)).arrays
     kernels = compiled_widened(bits.ravel())
     assert np.array_equal(kernels.view(np.uint32), every.float().numpy().view(np.uint32))
     some = slice(None, None, 97)

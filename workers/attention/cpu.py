@@ -7,22 +7,21 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.attention.base import Layout
 from workers.attention.once import OncePerForward
-from workers.attention.paged_chunk import Chunks, paged_chunk
-from workers.attention.paged_decode import paged_decode
+from workers.attention.paged_chunk import Chunks, paged_chunk, paged_chunk_torch
+from workers.attention.paged_decode import Singles, paged_decode, paged_decode_torch
 from workers.kv_cache import KvCache, Pages
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """A forward's single-token segments: their rows, block tables and KV positions; and its chunks, if it has any."""
+    """A forward's single-token segments and its chunks, where it has any."""
 
-    rows: Tensor
-    table: Tensor
-    used: Tensor
+    singles: Singles | None
     chunks: Chunks | None
 
 
@@ -35,28 +34,42 @@ class CpuAttention:
         of decodes is made for the model, whose first iteration is at the start too."""
         self._parts: OncePerForward[[int, int], _Parts] = OncePerForward(_parts)
         [(keys, values)] = KvCache(1, 1, 2, 1, 8, kv_dtype, torch.device("cpu")).layers
-        queries, two = torch.zeros(2, 1, 8), np.full(1, 2, np.int32)
+        queries, two = np.zeros((2, 1, 8), np.float32), np.full(1, 2, np.int32)
         chunk = Chunks(np.zeros(1, np.int32), two, two, np.zeros((1, 1), np.int32), 1, 1)
-        paged_chunk(queries, keys, values, chunk, torch.empty_like(queries))
+        paged_chunk(queries, keys, values, chunk, np.empty_like(queries))
 
     def __call__(self, q: Tensor, k_pages: Pages, v_pages: Pages, layout: Layout) -> Tensor:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if q.dtype == torch.float32:
+            self.into(q.contiguous().numpy(), k_pages, v_pages, layout, out.numpy())
+            return out
         parts = self._parts.of(layout, q.shape[1], k_pages.kv_heads)
-        if parts.chunks is None:
-            return paged_decode(q, k_pages, v_pages, parts.table, parts.used)
-        out = torch.empty_like(q)
-        if len(parts.rows):
-            out[parts.rows] = paged_decode(q[parts.rows], k_pages, v_pages, parts.table, parts.used)
-        paged_chunk(q, k_pages, v_pages, parts.chunks, out)
+        if (singles := parts.singles) is not None:
+            of_singles = paged_decode_torch(q[singles.rows], k_pages, v_pages, singles.table, singles.used)
+            out[singles.rows] = of_singles
+        if parts.chunks is not None:
+            paged_chunk_torch(q, k_pages, v_pages, parts.chunks, out)
         return out
+
+    def into(
+        self, q: NDArray[np.float32], k_pages: Pages, v_pages: Pages, layout: Layout, out: NDArray[np.float32]
+    ) -> None:
+        """As a call, of arrays."""
+        parts = self._parts.of(layout, q.shape[1], k_pages.kv_heads)
+        if parts.singles is not None:
+            paged_decode(q, k_pages, v_pages, parts.singles, out)
+        if parts.chunks is not None:
+            paged_chunk(q, k_pages, v_pages, parts.chunks, out)
 
 
 def _parts(layout: Layout, heads: int, kv_heads: int) -> _Parts:
     single = layout.counts == 1
     first_rows = (layout.counts.cumsum() - layout.counts).astype(np.int32)
-    which = torch.from_numpy(single.nonzero()[0])
-    rows = torch.from_numpy(first_rows[single].astype(np.int64))
-    chunks = None
+    singles = chunks = None
+    if single.any():
+        which, rows = (torch.from_numpy(x) for x in (single.nonzero()[0], first_rows[single].astype(np.int64)))
+        singles = Singles(rows, layout.block_table[which], layout.seqused_k[which])
     if not single.all():
         firsts, counts, used, table = (x[~single] for x in (first_rows, layout.counts, layout.used, layout.table))
         chunks = Chunks(firsts, counts, used, table, kv_heads, heads // kv_heads)
-    return _Parts(rows, layout.block_table[which], layout.seqused_k[which], chunks)
+    return _Parts(singles, chunks)

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.attention.blocks import scores_block, soften, values_block
-from workers.attention.paged_decode import as_arrays, widened
+from workers.attention.paged_decode import fetch, widened
 from workers.kv_cache import Pages
 from workers.threads import as_many_threads_as_torch
-from workers.vectors import PANEL, ROWS
+from workers.vectors import LANES, PANEL, ROWS, VECTORS
 
 TILE = 64
 """Keys of a tile: it, a panel of queries and one of sums stay in the processor's first cache."""
-MOST_PANELS = 4
-"""Of a task: each tile is copied out of its pages once for all of them."""
-ENOUGH_TASKS = 16
+SIZES = tuple(vectors * LANES for vectors in (4 * VECTORS, 2 * VECTORS, VECTORS, 2, 1))
+"""Of a task in columns: each tile is copied out of its pages once for all of them, and is as much work as so many."""
+COPY = 2 * LANES
 
 
 @dataclass(frozen=True)
@@ -46,33 +46,37 @@ class Chunks:
 
     @cached_property
     def tasks(self) -> tuple[NDArray[np.int32], int]:
-        """Of every KV head, [tasks, 2], chunk and first of its columns, the longest first, and how many panels each has
-        at most. The same in all layers."""
+        """Of every KV head, [tasks, 2], chunk and first of its columns, the longest first, and how many columns each
+        has at most: of the sizes the one with which the threads are done first. The same in all layers."""
+        workers = torch.get_num_threads()
+        _, tasks, size = min((self._tasks_of(size, workers) for size in SIZES), key=lambda found: found[0])
+        return tasks, size
+
+    def _tasks_of(self, size: int, workers: int) -> tuple[int, NDArray[np.int32], int]:
+        """How much work the thread that has most of it gets, the tasks, and the size."""
         columns = self.counts * self.groups
-        panels = MOST_PANELS
-        while panels > 1 and self.kv_heads * int((-(-columns // (panels * PANEL))).sum()) < ENOUGH_TASKS:
-            panels //= 2
-        per_chunk = -(-columns // (panels * PANEL))
+        per_chunk = -(-columns // size)
         chunk = np.repeat(np.arange(len(columns)), per_chunk)
-        part = np.arange(len(chunk)) - np.repeat(np.cumsum(per_chunk) - per_chunk, per_chunk)
-        first = part * panels * PANEL
-        size = np.minimum(panels * PANEL, columns[chunk] - first)
-        keys = (self.used - self.counts)[chunk] + (first + size) // self.groups
-        order = np.argsort(-keys * size, kind="stable")
-        return np.stack([chunk, first], axis=1)[order].astype(np.int32), panels
+        first = (np.arange(len(chunk)) - np.repeat(np.cumsum(per_chunk) - per_chunk, per_chunk)) * size
+        some = np.minimum(size, columns[chunk] - first)
+        keys = (self.used - self.counts)[chunk] + (first + some - 1) // self.groups + 1
+        work = keys * (-(-some // LANES) * LANES + COPY)
+        order = np.argsort(-work, kind="stable")
+        of_worker = np.arange(len(order) * self.kv_heads) % workers
+        most = np.bincount(of_worker, np.repeat(work[order], self.kv_heads)).max()
+        return int(most), np.stack([chunk, first], axis=1)[order].astype(np.int32), size
 
 
-def paged_chunk(q: Tensor, k_pages: Pages, v_pages: Pages, chunks: Chunks, out: Tensor) -> None:
+def paged_chunk(
+    q: NDArray[np.float32], k_pages: Pages, v_pages: Pages, chunks: Chunks, out: NDArray[np.float32]
+) -> None:
     """q, out [tokens, heads, d], of which the chunks' rows are read and written; pages [blocks, block_size, kv heads,
     d]. Every chunk's queries are the last of its KV positions."""
-    if q.dtype != torch.float32:
-        paged_chunk_torch(q, k_pages, v_pages, chunks, out)
-        return
-    tasks, panels = chunks.tasks
     as_many_threads_as_torch()
+    tasks, size = chunks.tasks
     of_chunks = chunks.first_rows, chunks.counts, chunks.used, chunks.table
-    arrays = (q.contiguous().numpy(), *as_arrays(k_pages), *as_arrays(v_pages), *of_chunks, tasks, out.numpy())
-    _kernel(*arrays, panels, torch.get_num_threads(), np.float32(1.0 / math.sqrt(q.shape[2])))
+    scale = np.float32(1.0 / math.sqrt(q.shape[2]))
+    _kernel(q, *k_pages.arrays, *v_pages.arrays, *of_chunks, tasks, out, size, torch.get_num_threads(), scale)
 
 
 def paged_chunk_torch(q: Tensor, k_pages: Pages, v_pages: Pages, chunks: Chunks, out: Tensor) -> None:
@@ -114,6 +118,28 @@ _LEAST = np.float32(-1e30)
 """Below every score, and yet a number that can be subtracted from itself."""
 
 
+@numba.njit(inline="always")
+def _copy_tile(
+    pages: Any, scales: Any, blocks: Any, start: Any, count: Any, end: Any, head: Any, tile: Any, width: Any
+) -> None:
+    """Of one head the keys (or values) from position `start` on, side by side, while those a tile later are fetched."""
+    block_size, d = pages.shape[1], pages.shape[3]
+    b, offset = start // block_size, start % block_size
+    later, beside = (start + TILE) // block_size, (start + TILE) % block_size
+    for t in range(count):
+        if start + t + TILE < end:
+            fetch(pages, blocks[later], beside, head)
+        row, worth = pages[blocks[b], offset, head], scales[blocks[b], offset, head]
+        at = t * width
+        for j in range(d):
+            tile[at + j] = widened(row[j]) * worth
+        offset, beside = offset + 1, beside + 1
+        if offset == block_size:
+            b, offset = b + 1, 0
+        if beside == block_size:
+            later, beside = later + 1, 0
+
+
 def _paged_chunk(
     q: Any,
     keys: Any,
@@ -126,15 +152,15 @@ def _paged_chunk(
     table: Any,
     tasks: Any,
     out: Any,
-    panels: Any,
+    size: Any,
     workers: Any,
     scale: Any,
 ) -> None:
     """Column m of a chunk is its query m // groups, of query head m % groups of those that share the KV head."""
     heads, d = q.shape[1], q.shape[2]
-    block_size, kv_heads = keys.shape[1], keys.shape[2]
+    kv_heads = keys.shape[2]
     groups = heads // kv_heads
-    width = -(-d // ROWS) * ROWS
+    width, panels = -(-d // ROWS) * ROWS, -(-size // PANEL)
     for worker in numba.prange(workers):
         queries = np.zeros(panels * d * PANEL, dtype=np.float32)
         sums = np.zeros(panels * width * PANEL, dtype=np.float32)
@@ -144,7 +170,7 @@ def _paged_chunk(
         for task in range(worker, len(tasks) * kv_heads, workers):
             c, first, h = tasks[task // kv_heads, 0], tasks[task // kv_heads, 1], task % kv_heads
             row, history = first_rows[c], used[c] - counts[c]
-            columns = min(panels * PANEL, counts[c] * groups - first)
+            columns = min(size, counts[c] * groups - first)
             sums[:], tops[:], totals[:], queries[:] = 0.0, _LEAST, 0.0, 0.0
             for m in range(columns):
                 query = q[row + (first + m) // groups, h * groups + (first + m) % groups]
@@ -154,29 +180,24 @@ def _paged_chunk(
             end = history + (first + columns - 1) // groups + 1
             for start in range(0, end, TILE):
                 count = min(TILE, end - start)
-                for t in range(count):
-                    block, offset = table[c, (start + t) // block_size], (start + t) % block_size
-                    key, worth = keys[block, offset, h], key_scales[block, offset, h]
-                    for j in range(d):
-                        key_tile[t * d + j] = widened(key[j]) * worth
-                    value, worth = values[block, offset, h], value_scales[block, offset, h]
-                    for j in range(d):
-                        value_tile[t * width + j] = widened(value[j]) * worth
+                _copy_tile(keys, key_scales, table[c], start, count, end, h, key_tile, d)
+                _copy_tile(values, value_scales, table[c], start, count, end, h, value_tile, width)
                 for p in range(-(-columns // PANEL)):
                     begin = first + p * PANEL
+                    wide = -(-min(PANEL, columns - p * PANEL) // LANES)
                     seen_by_all = history + begin // groups + 1 - start
                     seen = min(count, history + (min(begin + PANEL, first + columns) - 1) // groups + 1 - start)
                     if seen <= 0:
                         continue
                     for t in range(0, seen, ROWS):
-                        scores_block(key_tile, t * d, d, queries, p * d * PANEL, d, scores, t * PANEL)
+                        scores_block(key_tile, t * d, d, queries, p * d * PANEL, d, scores, t * PANEL, wide)
                     for t in range(max(0, seen_by_all), seen):
                         # Of key t the queries before it know nothing.
                         for m in range(min(PANEL, (start + t - history) * groups - begin)):
                             scores[t * PANEL + m] = _LEAST
-                    soften(scores, seen, tops, totals, p * PANEL, sums, p * width * PANEL, width)
+                    soften(scores, seen, tops, totals, p * PANEL, sums, p * width * PANEL, width, wide)
                     for j in range(0, width, ROWS):
-                        values_block(value_tile, j, width, scores, seen, sums, (p * width + j) * PANEL)
+                        values_block(value_tile, j, width, scores, seen, sums, (p * width + j) * PANEL, wide)
             for m in range(columns):
                 result = out[row + (first + m) // groups, h * groups + (first + m) % groups]
                 at = m // PANEL * width * PANEL + m % PANEL

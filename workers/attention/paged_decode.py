@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numba
@@ -23,18 +24,31 @@ TASKS_OF_THREAD = 4
 """From so many sequences a thread on, all heads of one are one task, which reads its blocks from beginning to end."""
 
 
-def paged_decode(q: Tensor, k_pages: Pages, v_pages: Pages, block_table: Tensor, used: Tensor) -> Tensor:
-    """q [n, heads, d]; pages [blocks, block_size, kv heads, d]; block_table [n, most]; used [n] -> [n, heads, d]."""
-    if q.dtype != torch.float32:
-        return paged_decode_torch(q, k_pages, v_pages, block_table, used)
-    out = torch.empty_like(q)
-    scale = np.float32(1.0 / math.sqrt(q.shape[2]))
+@dataclass(frozen=True)
+class Singles:
+    """Of each sequence that has one query: its row in the flat batch, int64 [n]; block table [n, most] and KV positions
+    [n]."""
+
+    rows: Tensor
+    table: Tensor
+    used: Tensor
+
+    @cached_property
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+        return self.rows.numpy(), self.table.numpy(), self.used.numpy()
+
+
+def paged_decode(
+    q: NDArray[np.float32], k_pages: Pages, v_pages: Pages, singles: Singles, out: NDArray[np.float32]
+) -> None:
+    """q, out [tokens, heads, d], of which the singles' rows are read and written; pages [blocks, block_size, kv heads,
+    d]."""
     as_many_threads_as_torch()
-    pages = *as_arrays(k_pages), *as_arrays(v_pages)
-    parts = 1 if len(q) >= TASKS_OF_THREAD * torch.get_num_threads() else k_pages.kv_heads
-    kernel = _kernel_for(q.shape[1] // k_pages.kv_heads, q.shape[2])
-    kernel(q.contiguous().numpy(), *pages, block_table.numpy(), used.numpy(), out.numpy(), scale, parts)
-    return out
+    rows, table, used = singles.arrays
+    kv_heads, (_, heads, d) = k_pages.kv_heads, q.shape
+    parts = 1 if len(rows) >= TASKS_OF_THREAD * torch.get_num_threads() else kv_heads
+    kernel = _kernel_for(heads // kv_heads, d)
+    kernel(q, *k_pages.arrays, *v_pages.arrays, rows, table, used, out, np.float32(1.0 / math.sqrt(d)), parts)
 
 
 def paged_decode_torch(q: Tensor, k_pages: Pages, v_pages: Pages, block_table: Tensor, used: Tensor) -> Tensor:
@@ -52,21 +66,8 @@ def paged_decode_torch(q: Tensor, k_pages: Pages, v_pages: Pages, block_table: T
     return out.squeeze(2)
 
 
-_ONE = torch.ones(1)
-_AS_BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
-"""numba has neither of these types on CPU: it gets their bits, by which it knows them apart."""
-
-
-def as_arrays(pages: Pages) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """Values and scales as a kernel takes them; where there are none, ones that take no memory."""
-    values = pages.values
-    bits = _AS_BITS.get(values.dtype)
-    scales = _ONE.expand(values.shape[:3]) if pages.scales is None else pages.scales
-    return (values if bits is None else values.view(bits)).numpy(), scales.numpy()
-
-
 def widened(value: Any) -> Any:
-    """A page's element, of numpy, as float32, but for its scale. What it is follows from its type (see `_AS_BITS`).
+    """A page's element, of numpy, as float32, but for its scale. What it is follows from its type (see `Pages.arrays`).
     Kernels are compiled with what is below instead."""
     if value.dtype == np.uint16:
         return (np.uint32(value) << np.uint32(16)).view(np.float32)
@@ -134,6 +135,7 @@ def _kernel_for(groups: int, d: int) -> Any:
         key_scales: Any,
         values: Any,
         value_scales: Any,
+        rows: Any,
         table: Any,
         used: Any,
         out: Any,
@@ -142,11 +144,12 @@ def _kernel_for(groups: int, d: int) -> Any:
     ) -> None:
         """A task for each sequence and part of its KV heads: scores of their query heads, softmax, weighted sum. Keys
         and values are fetched one block ahead."""
-        n, block_size, kv_heads = len(q), keys.shape[1], keys.shape[2]
+        n, block_size, kv_heads = len(rows), keys.shape[1], keys.shape[2]
         own = kv_heads // parts
         for task in numba.prange(n * parts):
             s, first_head = task // parts, task % parts * own
             length, blocks, after = used[s], table[s], table[min(s + 1, n - 1), 0]
+            row = rows[s]
             count = (length + block_size - 1) // block_size
             scores = np.empty((own * groups, length), dtype=np.float32)
             for b in range(count):
@@ -156,24 +159,24 @@ def _kernel_for(groups: int, d: int) -> Any:
                         _fetch_next(keys, blocks, b + 1, count, values, blocks[0], offset, h)
                         key, worth = keys[block, offset, h], key_scales[block, offset, h] * scale
                         for g in range(groups):
-                            query = q[s, h * groups + g]
+                            query = q[row, h * groups + g]
                             dot = np.float32(0.0)
                             for j in range(d):
                                 dot += query[j] * widened(key[j])
                             scores[(h - first_head) * groups + g, start + offset] = dot * worth
             for g in range(own * groups):
-                row = scores[g]
-                top = row[0]
+                weights = scores[g]
+                top = weights[0]
                 for t in range(length):
-                    top = max(top, row[t])
+                    top = max(top, weights[t])
                 total = np.float32(0.0)
                 for t in range(length):
-                    row[t] = exp(row[t] - top)
-                    total += row[t]
+                    weights[t] = exp(weights[t] - top)
+                    total += weights[t]
                 share = np.float32(1.0) / total
                 for t in range(length):
-                    row[t] *= share
-            out[s, first_head * groups : (first_head + own) * groups] = 0.0
+                    weights[t] *= share
+            out[row, first_head * groups : (first_head + own) * groups] = 0.0
             for b in range(count):
                 block, start = blocks[b], b * block_size
                 for offset in range(min(block_size, length - start)):
@@ -182,7 +185,7 @@ def _kernel_for(groups: int, d: int) -> Any:
                         value, worth = values[block, offset, h], value_scales[block, offset, h]
                         for g in range(groups):
                             p = scores[(h - first_head) * groups + g, start + offset] * worth
-                            acc = out[s, h * groups + g]
+                            acc = out[row, h * groups + g]
                             for j in range(d):
                                 acc[j] += p * widened(value[j])
 

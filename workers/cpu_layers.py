@@ -1,0 +1,108 @@
+"""The layers of a forward in float32 on a CPU: the kernels of `elementwise`, `packed` and `attention`, one after the
+other, over arrays that each layer finds where the one before left them.
+
+A layer by itself (`workers/layer.py`) makes some twenty tensors and views of them, which is a tenth of a decode step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from workers.attention import Layout
+from workers.attention.cpu import CpuAttention
+from workers.elementwise import NOTHING, add_and_norm_kernel, gated_kernel, turn_and_keep_kernel
+from workers.kv_cache import KvCache, Pages
+from workers.layer import Layer
+from workers.parallel import Ranks
+
+Array: TypeAlias = NDArray[np.float32]
+
+
+class CpuLayers:
+    """All of a model's layers, where their weights are packed (`workers/linear.py`)."""
+
+    def __init__(self, layers: Sequence[Layer], ranks: Ranks) -> None:
+        self._layers = [_CpuLayer(layer, ranks) for layer in layers]
+        self._first = layers[0]
+
+    @staticmethod
+    def take(layers: Sequence[Layer]) -> bool:
+        return all(linear.packed for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))
+
+    def hidden(
+        self, x: Tensor, angles: tuple[Tensor, Tensor], kv: KvCache, attend: CpuAttention, layout: Layout
+    ) -> Tensor:
+        """x [T, hidden], changed in place. Returns what the last layer gives, [T, hidden]."""
+        work = _Work(x, angles, layout, self._first)
+        for layer, (keys, values) in zip(self._layers, kv.layers, strict=True):
+            layer(work, keys, values, attend)
+        return x.add_(work.more)
+
+
+class _Work:
+    """Of one forward: what a layer is given, and leaves to the next. T tokens, H query and K key/value heads, D
+    head_dim, N the inner dimension."""
+
+    def __init__(self, x: Tensor, angles: tuple[Tensor, Tensor], layout: Layout, layer: Layer) -> None:
+        shard = layer.shard
+        tokens, heads, kv_heads, d = len(x), shard.query_heads.size, shard.kv_heads.size, shard.head_dim
+        self.layout, self.places = layout, layout.write_to.numpy()
+        self.cos, self.sin = (part.squeeze(1).numpy() for part in angles)
+        self.x: Array = x.numpy()  # [T, hidden]
+        self.more = torch.zeros_like(x)  # [T, hidden], what x has still to be added to it
+        self.more_array: Array = self.more.numpy()
+        self.normed = _empty(*x.shape)  # [T, hidden]
+        self.qkv = _empty(tokens, (heads + 2 * kv_heads) * d)
+        self.by_head = self.qkv.reshape(tokens, heads + 2 * kv_heads, d)
+        self.q, self.attended = _empty(tokens, heads, d), _empty(tokens, heads, d)
+        self.attended_flat = self.attended.reshape(tokens, heads * d)
+        self.gate_up, self.gated = _empty(tokens, 2 * shard.inner.size), _empty(tokens, shard.inner.size)
+        self.kv_shape = tokens, kv_heads, d
+
+
+def _empty(*shape: int) -> Array:
+    """Of torch's memory, which is counted (`workers/worst_case.py`)."""
+    array: Array = torch.empty(*shape).numpy()
+    return array
+
+
+class _CpuLayer:
+    def __init__(self, layer: Layer, ranks: Ranks) -> None:
+        self._layer, self._ranks = layer, ranks
+        self._input_norm, self._inner_norm = layer.input_norm.numpy(), layer.inner_norm.numpy()
+        self._qk_norm: Array = (NOTHING if layer.qk_norm is None else layer.qk_norm).numpy()
+
+    def __call__(self, work: _Work, keys: Pages, values: Pages, attend: CpuAttention) -> None:
+        layer = self._layer
+        self._norm(work, self._input_norm)
+        layer.qkv.into(work.normed, work.qkv)
+        self._turn_and_keep(work, keys, values)
+        attend.into(work.q, keys, values, work.layout, work.attended)
+        layer.out.into(work.attended_flat, work.more_array)
+        self._ranks.sum(work.more)
+        self._norm(work, self._inner_norm)
+        layer.gate_up.into(work.normed, work.gate_up)
+        gated_kernel(work.gated.size, work.gate_up, work.gated)
+        layer.down.into(work.gated, work.more_array)
+        self._ranks.sum(work.more)
+
+    def _norm(self, work: _Work, weight: Array) -> None:
+        add_and_norm_kernel(work.x.size, work.x, work.more_array, True, weight, self._layer.eps, work.normed)
+
+    def _turn_and_keep(self, work: _Work, keys: Pages, values: Pages) -> None:
+        """Pages of another type than is computed in are written once their numbers are known."""
+        angles, eps, of_page = (work.cos, work.sin), self._layer.eps, (-1, *keys.values.shape[2:])
+        if keys.values.dtype == torch.float32:
+            places, kept = work.places, [pages.arrays[0].reshape(of_page) for pages in (keys, values)]
+        else:
+            places, kept = np.arange(len(work.x)), [_empty(*work.kv_shape) for _ in range(2)]
+        turn_and_keep_kernel(work.by_head.size, work.by_head, *angles, self._qk_norm, eps, places, work.q, *kept)
+        if keys.values.dtype != torch.float32:
+            for pages, rows in zip((keys, values), kept, strict=True):
+                pages.write(work.layout.write_to, torch.from_numpy(rows))
