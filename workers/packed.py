@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.threads import as_many_threads_as_torch
-from workers.vectors import LINE, PANEL, ROWS, Vectors
+from workers.vectors import LINE, PANEL, ROWS, Vectors, in_case
 
 ROWS_OF_TASK = 128
 """Of x, at most."""
@@ -64,73 +64,69 @@ def rows_of_task(rows: int) -> int:
     return max(1, -(-rows // (tasks * ROWS))) * ROWS
 
 
-def _block(rows: int, lines: int) -> Any:
-    """out[r] = sum over k < count of x[r, k] * panel[k], for `rows` rows r. Each k has `lines` cache lines fetched."""
-
-    def block(
-        typing: Any, x: Any, at_x: Any, panels: Any, at: Any, ahead: Any, count: Any, out: Any, to: Any, n: Any
-    ) -> Any:
-        i = types.intp
-        signature = types.void(x, i, panels, i, i, i, out, i, i)
-
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            vectors = Vectors(context, builder, signature, arguments)
-            _, at_x, _, at, ahead, count, _, to, of_out = arguments
-            vectors.multiply(
-                vectors.place(0, at_x),
-                vectors.place(2, at),
-                vectors.place(6, to),
-                of_row=count,
-                of_step=vectors.number(1),
-                count=count,
-                add=False,
-                rows=rows,
-                of_out=of_out,
-                ahead=vectors.place(2, ahead),
-                lines=lines,
-            )
-            return context.get_dummy_value()
-
-        return signature, build
-
-    return intrinsic(block)
-
-
 LINES = -(-PANEL * 4 // LINE)
 """Cache lines of one of a panel's [in]."""
-_fetching_all: Any = _block(ROWS, LINES)
-_fetching_one: Any = _block(ROWS, 1)
-_fetching_none: Any = _block(ROWS, 0)
-_four, _two, _one = _block(4, LINES), _block(2, LINES), _block(1, LINES)
+BLOCKS = {rows: range(LINES + 1) if 2 * rows >= ROWS else (LINES,) for rows in range(1, ROWS + 1)}
+"""Rows that a block may have, and lines that are then fetched with each of its [in]: fewer rows come alone."""
+
+
+def _block(
+    typing: Any,
+    x: Any,
+    at_x: Any,
+    panels: Any,
+    at: Any,
+    ahead: Any,
+    count: Any,
+    out: Any,
+    to: Any,
+    n: Any,
+    rows: Any,
+    lines: Any,
+) -> Any:
+    """out[r] = sum over k < count of x[r, k] * panel[k], for `rows` rows r. Each k has `lines` cache lines fetched."""
+    i = types.intp
+    signature = types.void(x, i, panels, i, i, i, out, i, i, i, i)
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vectors = Vectors(context, builder, signature, arguments)
+        _, at_x, _, at, ahead, count, _, to, of_out, rows, lines = arguments
+        places = vectors.place(0, at_x), vectors.place(2, at), vectors.place(6, to)
+        next_panel = vectors.place(2, ahead)
+
+        def of(some: int) -> None:
+            def fetching(each: int) -> None:
+                vectors.multiply(
+                    *places, of_row=count, of_step=vectors.number(1), count=count, add=False,
+                    rows=some, of_out=of_out, ahead=next_panel, lines=each,
+                )  # fmt: skip
+
+            in_case(builder, lines, BLOCKS[some], fetching)
+
+        in_case(builder, rows, BLOCKS, of)
+        return context.get_dummy_value()
+
+    return signature, build
+
+
+_multiply_block: Any = intrinsic(_block)
 
 
 @numba.njit(inline="never")
 def _panel(
     x: Any, at_x: Any, rows: Any, inner: Any, panels: Any, at: Any, ahead: Any, out: Any, to: Any, n: Any
 ) -> None:
-    """Of `rows` rows of x by one panel; what is fetched is spread over the first blocks, if there are enough."""
-    blocks = rows // ROWS
+    """Of `rows` rows of x by one panel, in as few blocks as there have to be, all but alike: each goes through the
+    whole panel, whatever it has. What is fetched is spread over the first ones."""
+    blocks = -(-rows // ROWS)
+    fetching = min(blocks, LINES)
     for b in range(blocks):
-        if blocks >= LINES and b < LINES:
-            part = ahead + b * inner * (LINE // 4)
-            _fetching_one(x, at_x, panels, at, part, inner, out, to, n)
-        elif b == 0:
-            _fetching_all(x, at_x, panels, at, ahead, inner, out, to, n)
-        else:
-            _fetching_none(x, at_x, panels, at, ahead, inner, out, to, n)
-        at_x += ROWS * inner
-        to += ROWS * n
-    rest = rows % ROWS
-    if rest >= 4:
-        _four(x, at_x, panels, at, ahead, inner, out, to, n)
-        at_x += 4 * inner
-        to += 4 * n
-    if rest % 4 >= 2:
-        _two(x, at_x, panels, at, ahead, inner, out, to, n)
-        at_x += 2 * inner
-        to += 2 * n
-    if rest % 2:
-        _one(x, at_x, panels, at, ahead, inner, out, to, n)
+        some = rows // blocks + (b < rows % blocks)
+        lines = LINES // fetching + (b < LINES % fetching) if b < fetching else 0
+        _multiply_block(x, at_x, panels, at, ahead, inner, out, to, n, some, lines)
+        at_x += some * inner
+        to += some * n
+        ahead += lines * inner * (LINE // 4)
 
 
 def _multiply_panels(x: Any, panels: Any, out: Any, most: Any) -> None:

@@ -10,7 +10,7 @@ That a block of sums stays in registers: Goto and van de Geijn, Anatomy of High-
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from llvmlite import binding, ir
@@ -176,12 +176,11 @@ class Vectors:
         return self._builder.call(function, arguments)
 
 
-def as_wide(builder: Any, vectors: Any, build: Callable[[int], None]) -> None:
-    """What is built with 1 to VECTORS vectors of a panel, of which `vectors` is taken when it runs."""
-    for count in range(1, VECTORS + 1):
-        taken = builder.icmp_signed("==", vectors, ir.Constant(vectors.type, count))
-        with builder.if_then(taken):
-            build(count)
+def in_case(builder: Any, value: Any, cases: Iterable[int], build: Callable[[int], None]) -> None:
+    """What is built for each of these numbers, of which `value` is known when it runs."""
+    for number in cases:
+        with builder.if_then(builder.icmp_signed("==", value, ir.Constant(value.type, number))):
+            build(number)
 
 
 class _Each:

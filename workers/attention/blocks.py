@@ -10,7 +10,9 @@ from typing import Any
 from numba.core import types
 from numba.extending import intrinsic
 
-from workers.vectors import Vectors, as_wide
+from workers.vectors import VECTORS, Vectors, in_case
+
+WIDTHS = range(1, VECTORS + 1)
 
 
 def _scores_block(
@@ -40,7 +42,7 @@ def _scores_block(
             places = vectors.place(0, at_row), vectors.place(3, at_panel), vectors.place(6, at_out)
             vectors.multiply(*places, of_row=stride, of_step=vectors.number(1), count=count, add=False)
 
-        as_wide(builder, wide, with_so_many)
+        in_case(builder, wide, WIDTHS, with_so_many)
         return context.get_dummy_value()
 
     return signature, build
@@ -64,7 +66,7 @@ def _values_block(
             places = vectors.place(0, at_column), vectors.place(3, vectors.number(0)), vectors.place(5, at_out)
             vectors.multiply(*places, of_row=vectors.number(1), of_step=stride, count=count, add=True)
 
-        as_wide(builder, wide, with_so_many)
+        in_case(builder, wide, WIDTHS, with_so_many)
         return context.get_dummy_value()
 
     return signature, build
@@ -97,7 +99,7 @@ def _soften(
             at = (0, vectors.number(0)), (2, at_top), (3, at_top), (5, at_out)
             _soften_panel(vectors, builder, count, width, *(vectors.place(*place) for place in at))
 
-        as_wide(builder, wide, with_so_many)
+        in_case(builder, wide, WIDTHS, with_so_many)
         return context.get_dummy_value()
 
     return signature, build
