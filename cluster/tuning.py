@@ -35,7 +35,7 @@ ITERATIONS_WAITED = 8
 TOKENS_WAITED = 2
 """Times the pace of streams, that an iteration may take where none runs: who comes waits for half of it on average."""
 CUDA_TILE = 128
-DELIVERY_S = 0.002
+DELIVERY_S = 0.001
 """What two tokens may differ by in their ways from the workers to the client, by whose clock promises are kept."""
 QUANTILE = SloSettings().quantile
 
@@ -57,7 +57,8 @@ class Tuning:
         """Learn from an iteration. One of two forwards (`alternate`) says nothing about a fused one."""
         features = record.under_way.features
         if len(features) == 1:
-            self.cost.observe(features[0], record.actual_s, record.ended)
+            starved = record.under_way.decision.bound != "none" and not features[0].prefill_tokens
+            self.cost.observe(features[0], record.actual_s, record.ended, starved)
 
     def relax(self, now: float) -> None:
         """Each by itself: another group of them may have been busy all the time."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple, Protocol
 
+from scheduler.correction import Correction
 from scheduler.roofline import Features, smooth_max
 
 
@@ -154,46 +155,66 @@ class Allowance(NamedTuple):
 class OnlineCostModel:
     """A base model corrected by what iterations really took.
 
-    The correction is one factor, moved by a bounded step toward each iteration's ratio of actual to predicted, so that
-    an outlier (a page fault, a noisy neighbour) moves it no further than a mild surprise does: about 8 % with the step
-    that is the default, and a machine that becomes half as fast is followed in 9 iterations. How much iterations
-    scatter gives the quantile by which a budget has to allow for those that take longer than predicted.
+    What corrects it (`scheduler.correction`) is moved by a bounded step toward each iteration's ratio of actual to
+    predicted, so that an outlier (a page fault, a noisy neighbour) moves it no further than a mild surprise does: about
+    8 % with the step that is the default, and a machine that becomes half as fast is followed in 9 iterations. How much
+    iterations scatter gives the quantile by which a budget has to allow for those that take longer than predicted.
     """
 
-    def __init__(
-        self, base: CostModel, *, step: float = 0.2, surprise: float = 0.5, limit: float = 4.0, window: int = 400
-    ) -> None:
+    def __init__(self, base: CostModel, *, step: float = 0.2, limit: float = 4.0, window: int = 400) -> None:
         self.base = base
-        self.correction = 1.0
-        self._step = step
-        self._least_ratio, self._most_ratio = 1 / (1 + surprise), 1 + surprise
-        self._least, self._most = 1 / limit, limit
+        self._correction = Correction(step, limit)
+        self._plain: tuple[int, int, float] = (-1, -1, 0.0)
         self._scatter: Scatter | None = Scatter(window)
         self._scatter_with_prompts = Scatter(window)
         self._latest: deque[float] = deque(maxlen=5)
         self._allowances: dict[float, Allowance] = {}
         self._busy_until = 0.0
 
-    def predict(self, f: Features) -> float:
-        return self.base.predict(f) * self.correction
+    @property
+    def correction(self) -> float:
+        """By how much iterations take longer than the base model says, but for prompts."""
+        return self._correction.speed
 
-    def observe(self, f: Features, seconds: float, ended: float = 0.0) -> float:
+    @property
+    def of_prompts(self) -> float:
+        """By how much what prompts add to iterations takes longer."""
+        return self._correction.speed * self._correction.of_prompts
+
+    def predict(self, f: Features) -> float:
+        return self._correction.of(*self._parts(f))
+
+    def _parts(self, f: Features) -> tuple[float, float]:
+        """What the base model says of an iteration without its prompts, and of the whole. Of the former it is asked
+        once for all that a search for a budget tries."""
+        whole = self.base.predict(f)
+        if not f.prefill_tokens:
+            return whole, whole
+        decodes, context, plain = self._plain
+        if decodes != f.decodes or context != f.decode_context:
+            plain = self.base.predict(Features(decodes=f.decodes, decode_context=f.decode_context))
+            self._plain = f.decodes, f.decode_context, plain
+        return plain, whole
+
+    def observe(self, f: Features, seconds: float, ended: float = 0.0, starved: bool = False) -> float:
         """Learn from one iteration, that `ended` then. Returns its ratio of actual to predicted (as it was
-        predicted)."""
+        predicted). `starved`: it left no room for prompts that there were, so that it tells how those scatter that
+        might have had some; else a few that took long would keep prompts out until hundreds had got in.
+        """
         self._busy_until = max(self._busy_until, ended)
-        predicted = self.predict(f)
+        plain, whole = self._parts(f)
+        predicted = self._correction.of(plain, whole)
         ratio = seconds / predicted
         self._allowances.clear()
-        if f.prefill_tokens:
-            self._scatter_with_prompts.add(ratio * self.correction, predicted)
+        speed = self._correction.speed
+        if f.prefill_tokens or starved:
+            self._scatter_with_prompts.add(ratio * speed, predicted)
         if self._scatter is not None and len(self._scatter_with_prompts) >= ENOUGH:
             self._scatter = None  # nobody asks for it after that
         if self._scatter is not None:
-            self._scatter.add(ratio * self.correction, predicted)
+            self._scatter.add(ratio * speed, predicted)
         self._latest.append(ratio)
-        bounded = min(max(ratio, self._least_ratio), self._most_ratio)
-        moved = self.correction * bounded**self._step
-        self.correction = min(max(moved, self._least), self._most)
+        self._correction.learn(plain, whole, seconds)
         return ratio
 
     def relax(self, now: float) -> None:
@@ -201,8 +222,7 @@ class OnlineCostModel:
         Or who is refused because of it could never find out."""
         idle_s = max(0.0, now - self._busy_until)
         self._busy_until += idle_s
-        if self.correction > 1:
-            self.correction **= 0.5 ** (idle_s / FORGOTTEN_S)
+        self._correction.relax(0.5 ** (idle_s / FORGOTTEN_S))
 
     def allowance(self, quantile: float) -> Allowance:
         """What a share of `quantile` of iterations with prompts is within.

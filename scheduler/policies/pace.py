@@ -27,7 +27,7 @@ class Pace:
 
     def rest_of(self, sequence: Sequence) -> float:
         """Seconds of iterations that have streams as the last ones had."""
-        return self.slowdown * self._cost.correction * self.alone(sequence)
+        return self.slowdown * self._cost.of_prompts * self.alone(sequence)
 
     def alone(self, sequence: Sequence) -> float:
         """Seconds of a machine that does nothing else, before correction.

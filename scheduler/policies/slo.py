@@ -222,7 +222,7 @@ class SloPolicy:
         hopeful, hopeless = [], []
         for sequence in batch.prefills:
             due = sequence.wanted_at()
-            begin_by = due - self.pace.alone(sequence) * self.budget.cost.correction
+            begin_by = due - self.pace.alone(sequence) * self.budget.cost.of_prompts
             if not sequence.yields and begin_by >= batch.now:
                 hopeful.append((begin_by if by_laxity else due, sequence.order, sequence))
             else:
