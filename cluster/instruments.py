@@ -56,13 +56,15 @@ class GroupInstruments:
     more: list[Callable[[IterationRecord], None]] = field(default_factory=list)
 
     def iteration(self, record: IterationRecord) -> None:
+        if self.tuning is not None:
+            self.tuning.observe(record)
+
+    def afterwards(self, record: IterationRecord) -> None:
         self.engine.metrics.observe(record)
         transfers = self.engine.transfers
         self.engine.log.append(self.group, record, () if transfers is None else transfers.take_latest())
         for watch in self.more:
             watch(record)
-        if self.tuning is not None:
-            self.tuning.observe(record)
 
     def ends(self, deltas: list[Delta], served: list[Served]) -> None:
         self.engine.metrics.observe_ends(deltas, served)

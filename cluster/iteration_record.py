@@ -13,7 +13,11 @@ from scheduler.roofline import Features
 class Observer(Protocol):
     """Whoever watches a loop. Called on its event loop, between iterations: it has to be quick, and must not raise."""
 
-    def iteration(self, record: IterationRecord) -> None: ...
+    def iteration(self, record: IterationRecord) -> None:
+        """Before the next plan is made, which waits for it."""
+
+    def afterwards(self, record: IterationRecord) -> None:
+        """Of the same iteration, once the next plan is on its way and its tokens are published."""
 
     def ends(self, deltas: list[Delta], served: list[Served]) -> None:
         """What ended outside of any iteration: aborted, stopped by its reader, outgrown the pool, failed."""

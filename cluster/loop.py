@@ -47,6 +47,13 @@ class _Launched(NamedTuple):
     answer: asyncio.Future[IterationResult]
 
 
+class _Completed(NamedTuple):
+    """Of an iteration, what is told once the next plan is on its way: the workers need not wait for that."""
+
+    deltas: list[Delta]
+    record: IterationRecord | None
+
+
 class IterationLoop:
     """Runs until it is closed. Where its executor fails, `recovery` gives it another, and every request starts over
     from the tokens it has; without one, or once that gives up, every request is ended with the reason.
@@ -59,7 +66,7 @@ class IterationLoop:
     __slots__ = (
         "_audit_failed", "_clock", "_closed", "_executor", "_last_ended", "_next_audit", "_observer",
         "_on_step", "_overlap", "_predict", "_probes", "_progress", "_publish", "_recovery", "_under_way",
-        "_wake", "failure", "iterations", "lost", "scheduler",
+        "_untold", "_wake", "failure", "iterations", "lost", "scheduler",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +94,7 @@ class IterationLoop:
         self._recovery = recovery
         self._on_step = on_step
         self._under_way: deque[_Launched] = deque()
+        self._untold: _Completed | None = None
         self._wake = asyncio.Event()
         self._progress: asyncio.Event | None = None
         self._last_ended = -math.inf
@@ -203,23 +211,22 @@ class IterationLoop:
         ended = self._clock()
         deltas = self.scheduler.commit(result, ended)
         self.iterations += 1
-        if deltas:
-            self._publish_if_any(deltas)
         timings, served = self.scheduler.take_timings(), self.scheduler.take_served()
+        record = None
         if self._observer is not None:
-            self._observer.iteration(
-                IterationRecord(
-                    plan=launched.plan,
-                    result=result,
-                    under_way=launched.under_way,
-                    predicted_s=launched.predicted_s,
-                    started=max(launched.started, self._last_ended),
-                    ended=ended,
-                    deltas=deltas,
-                    timings=timings,
-                    served=served,
-                )
+            record = IterationRecord(
+                plan=launched.plan,
+                result=result,
+                under_way=launched.under_way,
+                predicted_s=launched.predicted_s,
+                started=max(launched.started, self._last_ended),
+                ended=ended,
+                deltas=deltas,
+                timings=timings,
+                served=served,
             )
+            self._observer.iteration(record)
+        self._untold = _Completed(deltas, record)
         self._last_ended = ended
         self._tell_step()
         self._tell_progress()
@@ -271,13 +278,24 @@ class IterationLoop:
         self._tell_progress()
 
     def tell_ends(self) -> None:
-        """Publish what ended outside of any iteration, now rather than with the next one."""
+        """Publish what the last iteration brought, if that is still to be done, and then what ended outside of any,
+        now rather than with the next one."""
+        self._tell_completed()
         if not self.scheduler.has_news:
             return
         deltas, served = self.scheduler.take_deltas(), self.scheduler.take_served()
         self._publish_if_any(deltas)
         if self._observer is not None and (deltas or served):
             self._observer.ends(deltas, served)
+
+    def _tell_completed(self) -> None:
+        if self._untold is None:
+            return
+        (deltas, record), self._untold = self._untold, None
+        if deltas:
+            self._publish_if_any(deltas)
+        if record is not None and self._observer is not None:
+            self._observer.afterwards(record)
 
     def _publish_if_any(self, deltas: list[Delta]) -> None:
         if self._publish is None:

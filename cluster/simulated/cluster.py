@@ -290,6 +290,9 @@ class _Numbered:
     def iteration(self, record: IterationRecord) -> None:
         self.cluster.iteration(record, self.number)
 
+    def afterwards(self, record: IterationRecord) -> None:
+        """Nobody waits."""
+
     def ends(self, deltas: list[Delta], served: list[Served]) -> None:
         self.cluster.ends(deltas, served)
 

@@ -100,6 +100,9 @@ class _Replay:
     def _set_clock(self, moment: float) -> None:
         self._now = moment
 
+    def afterwards(self, record: IterationRecord) -> None:
+        """Nobody waits."""
+
     def ends(self, deltas: list[Delta], served: list[Served]) -> None:
         self._left.difference_update(delta.request_id for delta in deltas if delta.finish is not None)
         if not self._left:

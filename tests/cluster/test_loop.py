@@ -26,10 +26,14 @@ class StrictExecutor:
     def __init__(self, config: SchedulerConfig, fail_at: int | None = None, hang_at: int | None = None) -> None:
         self.worker = StrictWorker(config.block_size, config.num_blocks, config.max_running)
         self.fail_at, self.hang_at = fail_at, hang_at
-        self.most_under_way = self.under_way = 0
+        self.most_under_way = self.under_way = self.sent = 0
         self._turn = asyncio.Lock()
 
-    async def execute(self, plan: IterationPlan) -> IterationResult:
+    def execute(self, plan: IterationPlan) -> asyncio.Future[IterationResult]:
+        self.sent += 1
+        return asyncio.ensure_future(self._compute(plan))
+
+    async def _compute(self, plan: IterationPlan) -> IterationResult:
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         async with self._turn:
@@ -56,6 +60,8 @@ class Rig(Looped):
         ticks = itertools.count()
         self.published: list[list[Delta]] = []
         self.records: list[IterationRecord] = []
+        self.sent_by_then: list[tuple[int, int]] = []
+        """Plans, when an iteration was observed, and when it was told."""
         self.ended: list[str] = []
         self.mailboxes = Mailboxes()
         self.executor = StrictExecutor(CONFIG, **faults)
@@ -71,6 +77,11 @@ class Rig(Looped):
 
     def iteration(self, record: IterationRecord) -> None:
         self.records.append(record)
+        self._observed_at = self.executor.sent
+
+    def afterwards(self, record: IterationRecord) -> None:
+        assert record is self.records[-1]
+        self.sent_by_then.append((self._observed_at, self.executor.sent))
 
     def ends(self, deltas: list[Delta], served: list[Served]) -> None:
         self.ended += [delta.request_id for delta in deltas if delta.finish]
@@ -98,6 +109,14 @@ async def test_streams_get_their_tokens_and_an_iteration_is_published_once(overl
     assert [r.plan.iteration for r in rig.records] == list(range(1, len(rig.records) + 1))
     assert all(r.started < r.ended for r in rig.records)
     assert rig.loop.scheduler.pool.available == CONFIG.num_blocks
+
+
+async def test_the_workers_have_their_next_plan_before_tokens_are_told() -> None:
+    rig = Rig()
+    await asyncio.gather(*(rig.generate(r) for r in requests(3)))
+    await rig.close()
+    last = rig.loop.iterations
+    assert rig.sent_by_then == [(number, min(number + 1, last)) for number in range(1, last + 1)]
 
 
 async def test_failed_workers_end_every_stream_and_refuse_the_next() -> None:
