@@ -35,7 +35,7 @@ ITERATIONS_WAITED = 8
 TOKENS_WAITED = 2
 """Times the pace of streams, that an iteration may take where none runs: who comes waits for half of it on average."""
 CUDA_TILE = 128
-DELIVERY_S = 0.001
+DELIVERY_S = 0.0015
 """What two tokens may differ by in their ways from the workers to the client, by whose clock promises are kept."""
 QUANTILE = SloSettings().quantile
 
