@@ -21,7 +21,7 @@ from scheduler.costmodel import Coefficients, Sample, fit
 from scheduler.plan import Admission, Forward, IterationPlan, Segment
 from scheduler.roofline import Features
 from scheduler.sampling import SamplingParams
-from workers.checkpoint import cache_dir
+from workers.caches import cache_dir
 
 Progress = Callable[[int, int], None]
 

@@ -1,6 +1,9 @@
 """Computes. torch and torch.distributed; transformers for tokenizers alone, which no rank has. Knows no ray."""
 
 import os
+from pathlib import Path
+
+from workers.caches import kernels_dir
 
 # libgomp's threads wait for each other by turning, by default for a whole time slice: a processor is then kept busy
 # while the thread that is waited for gets none, and one foreign process makes steps many times as long. This many turns
@@ -12,3 +15,6 @@ if "OMP_WAIT_POLICY" not in os.environ:
 # Weights and KV in pages of 2 MiB where the kernel gives them to those that ask (Linux, `madvise`, which is the usual
 # setting): a forward reads all of them, and with pages of 4 KiB spends some 7 % of its time on looking these up.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+# Compiled kernels, by all that they are made of. It has to be said before numba is loaded.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(kernels_dir(Path(__file__).parent)))

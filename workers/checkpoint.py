@@ -8,7 +8,6 @@ and renamed when it is complete, so an interrupted start begins afresh and two a
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from workers.bars import Bars, Report
+from workers.caches import cache_dir
 
 EMBEDDED_NAMES = ("smollm2", "smollm2-135m", "smollm2-135m-instruct")
 CONVERSION = 1
@@ -41,13 +41,6 @@ def resolve(model: str, progress: Report | None = None) -> Path:
         with Bars() as bars:
             return _resolve(model, bars)
     return _resolve(model, progress)
-
-
-def cache_dir() -> Path:
-    """STALLFREE_CACHE, else stallfree in XDG_CACHE_HOME, else in ~/.cache."""
-    if own := os.environ.get("STALLFREE_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "stallfree"
 
 
 def _resolve(model: str, progress: Report) -> Path:
