@@ -39,7 +39,7 @@ class Instruments:
 
     def expose(self, groups: Sequence[dict[str, Any]]) -> bytes:
         """Prometheus text; `groups` are what their schedulers say of themselves."""
-        return self.metrics.expose(groups, 1.0 if self.tuning is None else self.tuning.cost.correction)
+        return self.metrics.expose(groups, None if self.tuning is None else self.tuning.cost)
 
     def of(self, group: int) -> GroupInstruments:
         """The observer of that group's loop."""

@@ -11,7 +11,7 @@ from scheduler.roofline import Features
 
 
 class Observer(Protocol):
-    """Whoever watches a loop. Called on its event loop, between iterations: it has to be quick, and must not raise."""
+    """Whoever watches a loop. Called on its event loop: it has to be quick, and must not raise."""
 
     def iteration(self, record: IterationRecord) -> None:
         """Before the next plan is made, which waits for it."""

@@ -1,4 +1,5 @@
-"""The iteration loop of one worker group: schedule, execute, commit, publish. Clock and executor are injected."""
+"""The iteration loop of one worker group: schedule, execute, commit, and publish once the next plan is on its way.
+Clock and executor are injected."""
 
 from __future__ import annotations
 
@@ -37,6 +38,11 @@ AUDIT_EVERY_S = 10.0
 Publish = Callable[[list[Delta]], None]
 Predict = Callable[[tuple[Features, ...]], float]
 """Seconds that an iteration of these forwards will take."""
+
+
+SENDING_TURNS = 2
+"""Turns of the event loop until a plan that was handed to an executor is written: one of its own, one of its
+transport."""
 
 
 class _Launched(NamedTuple):
@@ -164,6 +170,7 @@ class IterationLoop:
         except Exception as error:
             self._fail(f"the workers failed: {in_words(error)}")
         finally:
+            self._tell_completed()
             self._drop_under_way()
 
     def close(self) -> None:
@@ -175,6 +182,7 @@ class IterationLoop:
     async def _step(self) -> None:
         """Raises WorkersLost for whatever the executor raises, and where it takes too long."""
         self._launch()
+        await self._let_it_go()
         self.tell_ends()
         if self._under_way:
             launched = self._under_way[0]
@@ -206,6 +214,12 @@ class IterationLoop:
             answer = coming if isinstance(coming, asyncio.Future) else asyncio.ensure_future(coming)
             self._under_way.append(_Launched(plan, under_way, predicted, started, answer))
 
+    async def _let_it_go(self) -> None:
+        """Before tokens are told, where there is somebody to tell them to."""
+        if self._under_way and self._untold is not None and self._publish is not None:
+            for _ in range(SENDING_TURNS):
+                await asyncio.sleep(0)
+
     def _complete(self, launched: _Launched, result: IterationResult) -> None:
         self._under_way.popleft()
         ended = self._clock()
@@ -225,8 +239,9 @@ class IterationLoop:
                 timings=timings,
                 served=served,
             )
-            self._observer.iteration(record)
         self._untold = _Completed(deltas, record)
+        if record is not None and self._observer is not None:
+            self._observer.iteration(record)
         self._last_ended = ended
         self._tell_step()
         self._tell_progress()

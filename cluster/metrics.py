@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from cluster.attainment import Attainment
 from cluster.kv_figures import KvFigures
 from cluster.loop import PROBE_PREFIX, IterationRecord
+from scheduler.costmodel import OnlineCostModel
 from scheduler.progress import Served, TokenTiming
 from scheduler.request import Delta
 
@@ -68,6 +69,7 @@ class EngineMetrics:
                 ("kv_blocks_total", "KV blocks of all groups"),
                 ("kv_usage_ratio", "Share of the KV blocks that somebody holds"),
                 ("prediction_correction", "Factor by which iterations take longer than the fitted model says"),
+                ("prompts_correction", "Factor by which what prompts add to iterations takes longer than it says"),
             )
         }
 
@@ -131,12 +133,13 @@ class EngineMetrics:
         if served.predicted_ttft_s:
             self._forecast.observe(abs(served.outcome.ttft_s / served.predicted_ttft_s - 1))
 
-    def expose(self, groups: Sequence[dict[str, Any]], correction: float = 1.0) -> bytes:
+    def expose(self, groups: Sequence[dict[str, Any]], cost: OnlineCostModel | None = None) -> bytes:
         """Prometheus text, with each group's scheduler figures (`Scheduler.stats`) added up, and what the cost model is
-        corrected by."""
+        corrected by, if there is one."""
         total, free = (sum(stats[key] for stats in groups) for key in ("blocks_total", "blocks_free"))
         self._gauges["kv_usage_ratio"].set(1 - free / total if total else 0.0)
-        self._gauges["prediction_correction"].set(correction)
+        self._gauges["prediction_correction"].set(1.0 if cost is None else cost.correction)
+        self._gauges["prompts_correction"].set(1.0 if cost is None else cost.of_prompts)
         self._attainment.refresh()
         self._kv.refresh(groups)
         for gauge, key in (

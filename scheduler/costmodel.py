@@ -157,8 +157,9 @@ class OnlineCostModel:
 
     What corrects it (`scheduler.correction`) is moved by a bounded step toward each iteration's ratio of actual to
     predicted, so that an outlier (a page fault, a noisy neighbour) moves it no further than a mild surprise does: about
-    8 % with the step that is the default, and a machine that becomes half as fast is followed in 9 iterations. How much
-    iterations scatter gives the quantile by which a budget has to allow for those that take longer than predicted.
+    8 % with the step that is the default (of one with prompts up to 15 %), and a machine that becomes half as fast is
+    followed in 9 iterations. How much iterations scatter gives the quantile by which a budget has to allow for those
+    that take longer than predicted.
     """
 
     def __init__(self, base: CostModel, *, step: float = 0.2, limit: float = 4.0, window: int = 400) -> None:

@@ -16,5 +16,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
 # setting): a forward reads all of them, and with pages of 4 KiB spends some 7 % of its time on looking these up.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-# Compiled kernels, by all that they are made of. It has to be said before numba is loaded.
-os.environ.setdefault("NUMBA_CACHE_DIR", str(kernels_dir(Path(__file__).parent)))
+# Compiled kernels, by all that they are made of, unless the operator has a place for them; what an older version said
+# to a process that started this one does not hold. It has to be said before numba is loaded.
+_kernels = kernels_dir(Path(__file__).parent)
+if Path(os.environ.get("NUMBA_CACHE_DIR") or _kernels).parent == _kernels.parent:
+    os.environ["NUMBA_CACHE_DIR"] = str(_kernels)

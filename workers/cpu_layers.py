@@ -33,7 +33,8 @@ class CpuLayers:
 
     @staticmethod
     def take(layers: Sequence[Layer]) -> bool:
-        return all(linear.packed for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))
+        linears = [linear for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        return bool(linears) and all(linear.packed for linear in linears)
 
     def hidden(
         self, x: Tensor, angles: tuple[Tensor, Tensor], kv: KvCache, attend: CpuAttention, layout: Layout

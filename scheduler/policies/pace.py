@@ -50,7 +50,7 @@ class Pace:
         alone = self._cost.base.predict(chunks) - self._others_s
         if alone <= 0:
             return
-        slowdown = self._cost.base.predict(fused.features) / alone
+        slowdown = self._cost.predict(fused.features) / (self._cost.of_prompts * alone)
         if decision.bound == "prompts":
             self.slowdown = min(self.slowdown, slowdown)
         else:

@@ -29,11 +29,12 @@ class StrictExecutor:
         self.most_under_way = self.under_way = self.sent = 0
         self._turn = asyncio.Lock()
 
-    def execute(self, plan: IterationPlan) -> asyncio.Future[IterationResult]:
-        self.sent += 1
-        return asyncio.ensure_future(self._compute(plan))
+    async def execute(self, plan: IterationPlan) -> IterationResult:
+        """As a group does: its transport's way is a task of its own."""
+        return await asyncio.ensure_future(self._compute(plan))
 
     async def _compute(self, plan: IterationPlan) -> IterationResult:
+        self.sent += 1
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         async with self._turn:
@@ -63,6 +64,7 @@ class Rig(Looped):
         self.sent_by_then: list[tuple[int, int]] = []
         """Plans, when an iteration was observed, and when it was told."""
         self.ended: list[str] = []
+        self.observer_fails_at = 0
         self.mailboxes = Mailboxes()
         self.executor = StrictExecutor(CONFIG, **faults)
         self.loop = IterationLoop(
@@ -78,6 +80,8 @@ class Rig(Looped):
     def iteration(self, record: IterationRecord) -> None:
         self.records.append(record)
         self._observed_at = self.executor.sent
+        if len(self.records) == self.observer_fails_at:
+            raise ZeroDivisionError
 
     def afterwards(self, record: IterationRecord) -> None:
         assert record is self.records[-1]
@@ -117,6 +121,23 @@ async def test_the_workers_have_their_next_plan_before_tokens_are_told() -> None
     await rig.close()
     last = rig.loop.iterations
     assert rig.sent_by_then == [(number, min(number + 1, last)) for number in range(1, last + 1)]
+
+
+@pytest.mark.parametrize("fault", ["closed", "observer"])
+async def test_what_an_iteration_brought_is_told_whatever_comes_after_it(fault: str) -> None:
+    rig = Rig()
+    last = Request("r", tuple(range(1, 5)), 3)
+    answer = asyncio.ensure_future(rig.generate(last))
+    while rig.executor.sent < 3:  # noqa: ASYNC110 - by turns of the loop
+        await asyncio.sleep(0)
+    if fault == "closed":
+        rig.loop.close()
+    else:
+        rig.observer_fails_at = 3
+    tokens, end = await asyncio.wait_for(answer, 5)
+    assert (tokens, end.finish) == (expected_tokens(last), Finish.LENGTH)
+    assert [record.plan.iteration for record in rig.records] == [1, 2, 3]
+    await rig.close()
 
 
 async def test_failed_workers_end_every_stream_and_refuse_the_next() -> None:

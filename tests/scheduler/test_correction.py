@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.budget import Decision
 from scheduler.correction import Correction
 from scheduler.costmodel import OnlineCostModel
+from scheduler.policies.base import Draft, Mix
+from scheduler.policies.pace import Pace
+from scheduler.request import Request, Sequence
 from scheduler.roofline import Features
+from scheduler.slo import Promise
 from tests.scheduler.test_costmodel import TRUTH
 
 STREAMS = Features(decodes=8, decode_context=1000)
@@ -59,7 +64,7 @@ def test_a_machine_that_becomes_half_as_fast_is_followed_for_both_by_either(seen
     assert all(off(model, f, 2.0, 2.0) < 0.2 for f in (STREAMS, *MIXED))
 
 
-@given(st.lists(st.tuples(st.sampled_from([STREAMS, *MIXED]), st.floats(0, 1e6)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from([STREAMS, *MIXED]), st.floats(1e-6, 1e6)), max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_nothing_that_is_seen_takes_it_out_of_bounds(iterations: list[tuple[Features, float]]) -> None:
     model = OnlineCostModel(TRUTH)
@@ -91,3 +96,27 @@ def test_iterations_that_had_no_room_for_prompts_tell_how_those_scatter() -> Non
 
     assert allowed_after(starved=True) == pytest.approx(1.0)
     assert allowed_after(starved=False) > 1.3
+
+
+def test_what_a_slow_machine_taught_of_prompts_is_forgotten_too() -> None:
+    """Or who is refused because of it could never find out."""
+    model = OnlineCostModel(TRUTH)
+    for at in range(100):
+        for f in (STREAMS, *MIXED):
+            model.observe(f, took(f, 1.0, 1.9), ended=float(at))
+    assert model.of_prompts > 1.7
+    model.relax(200.0)
+    assert all(model.predict(f) < 1.05 * TRUTH.predict(f) for f in MIXED)
+
+
+@pytest.mark.parametrize(("streams", "prompts"), [(1.4, 0.9), (2.0, 0.8), (0.7, 1.2), (1.0, 1.9)])
+def test_how_long_the_rest_of_a_prompt_takes_is_told_by_both_factors(streams: float, prompts: float) -> None:
+    model = OnlineCostModel(TRUTH)
+    shown(model, [STREAMS, *MIXED], 400, streams, prompts)
+    pace = Pace(model)
+    request = Request("r", (1,) * 64, 1)
+    sequence = Sequence(request=request, arrival=0.0, order=0, tokens=[1] * 64, promise=Promise(1.0, 1.0))
+    for _ in range(200):
+        chunk = Draft(sequence, 64)
+        pace.learn(Mix((), (chunk,), STREAMS.with_chunk(0, 64)), Decision(64, "deadline"))
+    assert pace.rest_of(sequence) == pytest.approx(took(STREAMS.with_chunk(0, 64), streams, prompts), rel=0.15)

@@ -3,7 +3,7 @@
 A task takes some neighbouring queries of one KV head, those of all query heads that share it, as columns of panels, and
 goes through the keys before them tile by tile: scores, a step of the softmax, weighted sum (Dao and others,
 FlashAttention, 2022). A query's tiles begin at position 0 whatever its chunk: its result does not depend on how
-its prompt is cut.
+its prompt is cut. (A piece of one token is a decode's kernel's, which rounds otherwise.)
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from workers.vectors import LANES, PANEL, ROWS, VECTORS
 TILE = 64
 """Keys of a tile: it, a panel of queries and one of sums stay in the processor's first cache."""
 SIZES = tuple(vectors * LANES for vectors in (4 * VECTORS, 2 * VECTORS, VECTORS, 2, 1))
-"""Of a task in columns: each tile is copied out of its pages once for all of them, and is as much work as so many."""
+"""Of a task, in columns: each tile is copied out of its pages once for all of them."""
 COPY = 2 * LANES
+"""Columns that are as much work as that."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Chunks:
         work = keys * (-(-some // LANES) * LANES + COPY)
         order = np.argsort(-work, kind="stable")
         of_worker = np.arange(len(order) * self.kv_heads) % workers
-        most = np.bincount(of_worker, np.repeat(work[order], self.kv_heads)).max()
+        most = np.bincount(of_worker, np.repeat(work[order], self.kv_heads)).max(initial=0)
         return int(most), np.stack([chunk, first], axis=1)[order].astype(np.int32), size
 
 
