@@ -17,7 +17,7 @@ class Observer(Protocol):
         """Before the next plan is made, which waits for it."""
 
     def afterwards(self, record: IterationRecord) -> None:
-        """Of the same iteration, once the next plan is on its way and its tokens are published."""
+        """Of the same iteration, once its tokens are published: the next plan may be on its way by then."""
 
     def ends(self, deltas: list[Delta], served: list[Served]) -> None:
         """What ended outside of any iteration: aborted, stopped by its reader, outgrown the pool, failed."""

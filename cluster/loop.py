@@ -1,5 +1,4 @@
-"""The iteration loop of one worker group: schedule, execute, commit, and publish once the next plan is on its way.
-Clock and executor are injected."""
+"""The iteration loop of one worker group: schedule, execute, commit, publish. Clock and executor are injected."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ class _Launched(NamedTuple):
 
 
 class _Completed(NamedTuple):
-    """Of an iteration, what is told once the next plan is on its way: the workers need not wait for that."""
+    """Of an iteration, what is still to be told."""
 
     deltas: list[Delta]
     record: IterationRecord | None
@@ -66,13 +65,15 @@ class IterationLoop:
 
     `overlap` plans are under way at once: 2 hides scheduling behind the forward, at the cost of at most one discarded
     token for a sequence that turns out to be finished. `publish` gets the deltas of an iteration in one call;
-    None: nobody reads tokens, so that most are not told to the observer either, but for their timings.
+    None: nobody reads tokens, so that most are not told to the observer either, but for their timings. `send_first`:
+    deltas are published once the next plan is on its way, which is right where the workers compute on something else
+    than the processors that carry tokens; on the same ones the forward would be longer by more than is saved.
     """
 
     __slots__ = (
         "_audit_failed", "_clock", "_closed", "_executor", "_last_ended", "_next_audit", "_observer",
-        "_on_step", "_overlap", "_predict", "_probes", "_progress", "_publish", "_recovery", "_under_way",
-        "_untold", "_wake", "failure", "iterations", "lost", "scheduler",
+        "_on_step", "_overlap", "_predict", "_probes", "_progress", "_publish", "_recovery", "_send_first",
+        "_under_way", "_untold", "_wake", "failure", "iterations", "lost", "scheduler",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +88,7 @@ class IterationLoop:
         overlap: int = 1,
         recovery: Recovery | None = None,
         on_step: Callable[[], None] | None = None,
+        send_first: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self._executor = executor
@@ -99,6 +101,7 @@ class IterationLoop:
         self._overlap = overlap
         self._recovery = recovery
         self._on_step = on_step
+        self._send_first = send_first
         self._under_way: deque[_Launched] = deque()
         self._untold: _Completed | None = None
         self._wake = asyncio.Event()
@@ -216,7 +219,7 @@ class IterationLoop:
 
     async def _let_it_go(self) -> None:
         """Before tokens are told, where there is somebody to tell them to."""
-        if self._under_way and self._untold is not None and self._publish is not None:
+        if self._send_first and self._under_way and self._untold is not None:
             for _ in range(SENDING_TURNS):
                 await asyncio.sleep(0)
 
@@ -242,6 +245,8 @@ class IterationLoop:
         self._untold = _Completed(deltas, record)
         if record is not None and self._observer is not None:
             self._observer.iteration(record)
+        if not self._send_first:
+            self._tell_completed()
         self._last_ended = ended
         self._tell_step()
         self._tell_progress()

@@ -177,6 +177,7 @@ class SchedulerActor:
                     overlap=self._config.overlap,
                     recovery=lasting,
                     on_step=self._pump,
+                    send_first=info.device != "cpu",
                 )
             )
 

@@ -44,6 +44,8 @@ class Correction:
 
     def of(self, plain: float, whole: float) -> float:
         """Seconds of an iteration for which the model says `whole`, and `plain` for the same without its prompts."""
+        if self.of_prompts == 1.0:  # to the last bit, where the model is right
+            return self.speed * whole
         return self.speed * (plain + self.of_prompts * (whole - plain))
 
     def learn(self, plain: float, whole: float, seconds: float) -> None:

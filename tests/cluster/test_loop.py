@@ -57,7 +57,7 @@ CONFIG = SchedulerConfig(num_blocks=64, block_size=4, max_model_len=100, vocab_s
 class Rig(Looped):
     """A running loop with what it published."""
 
-    def __init__(self, overlap: int = 1, **faults: int) -> None:
+    def __init__(self, overlap: int = 1, send_first: bool = False, **faults: int) -> None:
         ticks = itertools.count()
         self.published: list[list[Delta]] = []
         self.records: list[IterationRecord] = []
@@ -74,6 +74,7 @@ class Rig(Looped):
             publish=self.publish,
             observer=self,
             overlap=overlap,
+            send_first=send_first,
         )
         self.task = asyncio.create_task(self.loop.run())
 
@@ -115,17 +116,19 @@ async def test_streams_get_their_tokens_and_an_iteration_is_published_once(overl
     assert rig.loop.scheduler.pool.available == CONFIG.num_blocks
 
 
-async def test_the_workers_have_their_next_plan_before_tokens_are_told() -> None:
-    rig = Rig()
+@pytest.mark.parametrize("first", [True, False])
+async def test_the_workers_have_their_next_plan_before_tokens_are_told_where_that_is_asked_for(first: bool) -> None:
+    rig = Rig(send_first=first)
     await asyncio.gather(*(rig.generate(r) for r in requests(3)))
     await rig.close()
     last = rig.loop.iterations
-    assert rig.sent_by_then == [(number, min(number + 1, last)) for number in range(1, last + 1)]
+    assert rig.sent_by_then == [(number, min(number + first, last)) for number in range(1, last + 1)]
 
 
 @pytest.mark.parametrize("fault", ["closed", "observer"])
-async def test_what_an_iteration_brought_is_told_whatever_comes_after_it(fault: str) -> None:
-    rig = Rig()
+@pytest.mark.parametrize("first", [True, False])
+async def test_what_an_iteration_brought_is_told_whatever_comes_after_it(fault: str, first: bool) -> None:
+    rig = Rig(send_first=first)
     last = Request("r", tuple(range(1, 5)), 3)
     answer = asyncio.ensure_future(rig.generate(last))
     while rig.executor.sent < 3:  # noqa: ASYNC110 - by turns of the loop
