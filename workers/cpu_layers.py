@@ -1,7 +1,7 @@
 """The layers of a forward in float32 on a CPU: the kernels of `elementwise`, `packed` and `attention`, one after the
 other, over arrays that each layer finds where the one before left them.
 
-A layer by itself (`workers/layer.py`) makes some twenty tensors and views of them, which is a tenth of a decode step.
+A layer by itself (`workers/layer.py`) makes some twenty tensors and views of them: as much time as some kernels take.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from workers.elementwise import NOTHING, add_and_norm_kernel, gated_kernel, turn
 from workers.kv_cache import KvCache, Pages
 from workers.layer import Layer
 from workers.parallel import Ranks
+from workers.shard import Shard
 
 Array: TypeAlias = NDArray[np.float32]
 
@@ -29,7 +30,7 @@ class CpuLayers:
 
     def __init__(self, layers: Sequence[Layer], ranks: Ranks) -> None:
         self._layers = [_CpuLayer(layer, ranks) for layer in layers]
-        self._first = layers[0]
+        self._shard = layers[0].shard
 
     @staticmethod
     def take(layers: Sequence[Layer]) -> bool:
@@ -40,20 +41,20 @@ class CpuLayers:
         self, x: Tensor, angles: tuple[Tensor, Tensor], kv: KvCache, attend: CpuAttention, layout: Layout
     ) -> Tensor:
         """x [T, hidden], changed in place. Returns what the last layer gives, [T, hidden]."""
-        work = _Work(x, angles, layout, self._first)
+        work = _Work(x, angles, layout, self._shard, narrow=kv.layers[0][0].values.dtype != torch.float32)
         for layer, (keys, values) in zip(self._layers, kv.layers, strict=True):
             layer(work, keys, values, attend)
         return x.add_(work.more)
 
 
 class _Work:
-    """Of one forward: what a layer is given, and leaves to the next. T tokens, H query and K key/value heads, D
-    head_dim, N the inner dimension."""
+    """Of one forward: what a layer is given, and leaves to the next. Pages that are `narrow`, of another type than is
+    computed in, are written once their numbers are known: these are kept here until then."""
 
-    def __init__(self, x: Tensor, angles: tuple[Tensor, Tensor], layout: Layout, layer: Layer) -> None:
-        shard = layer.shard
+    def __init__(self, x: Tensor, angles: tuple[Tensor, Tensor], layout: Layout, shard: Shard, narrow: bool) -> None:
         tokens, heads, kv_heads, d = len(x), shard.query_heads.size, shard.kv_heads.size, shard.head_dim
-        self.layout, self.places = layout, layout.write_to.numpy()
+        self.layout, self.places = layout, np.arange(tokens) if narrow else layout.write_to.numpy()
+        self.kept = [_empty(tokens, kv_heads, d) for _ in range(2)] if narrow else None
         self.cos, self.sin = (part.squeeze(1).numpy() for part in angles)
         self.x: Array = x.numpy()  # [T, hidden]
         self.more = torch.zeros_like(x)  # [T, hidden], what x has still to be added to it
@@ -64,7 +65,6 @@ class _Work:
         self.q, self.attended = _empty(tokens, heads, d), _empty(tokens, heads, d)
         self.attended_flat = self.attended.reshape(tokens, heads * d)
         self.gate_up, self.gated = _empty(tokens, 2 * shard.inner.size), _empty(tokens, shard.inner.size)
-        self.kv_shape = tokens, kv_heads, d
 
 
 def _empty(*shape: int) -> Array:
@@ -97,13 +97,10 @@ class _CpuLayer:
         add_and_norm_kernel(work.x.size, work.x, work.more_array, True, weight, self._layer.eps, work.normed)
 
     def _turn_and_keep(self, work: _Work, keys: Pages, values: Pages) -> None:
-        """Pages of another type than is computed in are written once their numbers are known."""
-        angles, eps, of_page = (work.cos, work.sin), self._layer.eps, (-1, *keys.values.shape[2:])
-        if keys.values.dtype == torch.float32:
-            places, kept = work.places, [pages.arrays[0].reshape(of_page) for pages in (keys, values)]
-        else:
-            places, kept = np.arange(len(work.x)), [_empty(*work.kv_shape) for _ in range(2)]
-        turn_and_keep_kernel(work.by_head.size, work.by_head, *angles, self._qk_norm, eps, places, work.q, *kept)
-        if keys.values.dtype != torch.float32:
-            for pages, rows in zip((keys, values), kept, strict=True):
+        of_page = -1, *keys.values.shape[2:]
+        kept = work.kept or [pages.arrays[0].reshape(of_page) for pages in (keys, values)]
+        given = work.by_head, work.cos, work.sin, self._qk_norm, self._layer.eps, work.places
+        turn_and_keep_kernel(work.by_head.size, *given, work.q, *kept)
+        if work.kept is not None:
+            for pages, rows in zip((keys, values), work.kept, strict=True):
                 pages.write(work.layout.write_to, torch.from_numpy(rows))

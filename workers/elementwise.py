@@ -96,7 +96,7 @@ def turn_and_keep(
         return q
     q = qkv.new_empty(tokens, heads, d)
     cos, sin = (x.squeeze(1).numpy() for x in angles)
-    kept = (x.values.flatten(0, 1).numpy() for x in pages)
+    kept = (x.arrays[0].reshape(-1, keys.kv_heads, d) for x in pages)
     given = (NOTHING if norms is None else norms).numpy()
     turn_and_keep_kernel(qkv.numel(), qkv.numpy(), cos, sin, given, eps, places.numpy(), q.numpy(), *kept)
     return q
