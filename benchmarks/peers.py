@@ -18,7 +18,6 @@ Ratios are this server's to the other's within a round; their medians are printe
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
@@ -32,7 +31,7 @@ from benchmarks.peer_servers import PEERS, float_gguf, running
 from cluster.config import EngineConfig
 from cluster.workloads import ClosedLoop, Fixed, interference, requests
 from deploy import running as ours
-from deploy.bench import RunRecord, Target, drive, figures
+from deploy.bench import RunRecord, Target, drive, figures, loop
 from deploy.lifetime import Lifetime
 from deploy.ports import check_port
 from workers.bars import Bars
@@ -92,7 +91,7 @@ def measure(contestants: list[tuple[Contestant, Any]], streams: list[int], round
         for contestant, turn in list(contestants):
             try:
                 with turn:
-                    found = asyncio.run(contestant.round(streams, seed=number))
+                    found = loop.run(contestant.round(streams, seed=number))
             except RuntimeError as error:
                 if contestant.name == OURS:
                     raise

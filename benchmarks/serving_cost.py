@@ -28,7 +28,7 @@ from benchmarks.forward import CONTEXT, Bench
 from cluster.config import EngineConfig
 from cluster.workloads import ClosedLoop, Fixed, requests
 from deploy import running
-from deploy.bench import Target, drive, figures
+from deploy.bench import Target, drive, figures, loop
 from deploy.lifetime import Lifetime
 
 STREAMS = {8: 1.10, 32: 1.15}
@@ -138,7 +138,7 @@ def serve_and_measure(rounds: int) -> dict[str, Any]:
     address = running.Address("127.0.0.1", 0)
     with Lifetime() as life:
         server = life.run(lambda: running.start(life, config, address, say=lambda line: print(line, file=sys.stderr)))
-        return asyncio.run(measure(server, rounds))
+        return loop.run(measure(server, rounds))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from cluster.engine import Engine
 from deploy.api.choice import Choice, Piece, join
 from deploy.api.errors import ApiError, as_api_error
 from deploy.api.formats import Format, JsonObject, usage_of
 from deploy.api.generation import generate_all
+from deploy.api.patience import Patience, ReaderStalled
 from deploy.api.schemas import Sampling
 from deploy.api.settings import ApiSettings
 from deploy.api.slo import GRANTED_HEADER, described
@@ -29,10 +30,6 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class ReaderStalled(Exception):
-    """The client is connected and reads nothing."""
 
 
 class Answer(Response):
@@ -61,11 +58,14 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what went wrong as long as nothing has been sent; after that it is the stream's last event."""
-        send = _patient(send, self._settings.send_timeout_s)
         try:
-            await until_disconnected(receive, self._send_stream(send) if self._stream else self._send_whole(send))
+            await until_disconnected(receive, self._send_all(send))
         except ReaderStalled:
             logger.warning("request %s was ended: its client has stopped reading", self._format.job.id)
+
+    async def _send_all(self, send: Send) -> None:
+        async with Patience(send, self._settings.send_timeout_s) as patience:
+            await (self._send_stream(patience.send) if self._stream else self._send_whole(patience.send))
 
     async def _send_whole(self, send: Send) -> None:
         pieces: list[list[Piece]] = [[] for _ in self._choices]
@@ -97,8 +97,6 @@ class Answer(Response):
                             }
                         )
                     await send({"type": "http.response.body", "body": event, "more_body": True})
-            except ReaderStalled:
-                raise
             except Exception as error:
                 if not started:
                     raise
@@ -185,20 +183,6 @@ async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) 
         await asyncio.gather(working, listening, return_exceptions=True)
 
 
-def _patient(send: Send, seconds: float) -> Send:
-    """A server lets `send` wait while more is on the way than its buffers hold. Raises ReaderStalled when that takes so
-    long."""
-
-    async def send_in_time(message: Message) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await send(message)
-        except TimeoutError:
-            raise ReaderStalled from None
-
-    return send_in_time
-
-
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -206,8 +190,11 @@ async def _disconnect(receive: Receive) -> None:
 
 async def _within(seconds: float | None, source: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[tuple[int, Any]]:
     """The items of `source`, all of them within so many seconds. Raises ApiError."""
-    loop = asyncio.get_running_loop()
-    end = None if seconds is None else loop.time() + seconds
+    if seconds is None:
+        async for item in source:
+            yield item
+        return
+    end = asyncio.get_running_loop().time() + seconds
     try:
         while True:
             async with asyncio.timeout_at(end):
@@ -221,7 +208,8 @@ async def _within(seconds: float | None, source: AsyncIterator[tuple[int, Any]])
 
 def _event(data: JsonObject) -> bytes:
     """Everything but ASCII is escaped: some clients split lines at characters that JSON may hold as they are."""
-    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+    return f"data: {_encoded(data)}\n\n".encode()
 
 
+_encoded = json.JSONEncoder(separators=(",", ":")).encode
 _DONE = b"data: [DONE]\n\n"

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import aiohttp
 
 from cluster.workloads.planned import ClosedLoop, Interference, OpenLoop, PlannedRequest, Workload
 from cluster.workloads.prompts import RandomPrompt
@@ -39,9 +39,9 @@ async def drive(
     CommandError only where the server cannot be reached or refuses the smallest request beforehand."""
     stop = stop or asyncio.Event()
     tell: Watcher = progress or (lambda _: None)
-    async with target.client() as client:
+    async with target.session() as session:
         tell(Progress("detect"))
-        run = _Run(client, target, stop)
+        run = _Run(session, target, stop)
         await run.until_stopped(run.detect())
         if warmup and run.goes_on:
             tell(Progress("warm-up", planned=warmup))
@@ -55,8 +55,8 @@ async def drive(
 class _Run:
     """`goes_on` until it is to stop."""
 
-    def __init__(self, client: httpx.AsyncClient, target: Target, stop: asyncio.Event) -> None:
-        self._client = client
+    def __init__(self, session: aiohttp.ClientSession, target: Target, stop: asyncio.Event) -> None:
+        self._session = session
         self._target = target
         self._stop = stop
         self._dialect = Dialect(target.model or "", target.endpoint, token_ids=False, fields={})
@@ -69,7 +69,8 @@ class _Run:
         return not self._stop.is_set()
 
     async def detect(self) -> None:
-        self._dialect = await detect(self._client, self._target)
+        async with self._target.client() as client:
+            self._dialect = await detect(client, self._target)
 
     async def until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Returns when the work is done or the run is to stop; raises what the work raises."""
@@ -92,7 +93,7 @@ class _Run:
         async def one(plan: PlannedRequest) -> None:
             async with free:
                 sending = Sending(plan, self._dialect.encoded(plan, self._target), time.perf_counter())
-                await sending.run(self._client, self._target.path)
+                await sending.run(self._session, self._target.base + self._target.path)
 
         await asyncio.gather(*(one(plan) for plan in chosen))
 
@@ -172,7 +173,7 @@ class _Run:
         await asyncio.gather(*self._tasks)
 
     def _start(self, sending: Sending) -> asyncio.Task[None]:
-        task = asyncio.create_task(sending.run(self._client, self._target.path))
+        task = asyncio.create_task(sending.run(self._session, self._target.base + self._target.path))
         self._tasks.append(task)
         self._tally.started(sending)
         return task

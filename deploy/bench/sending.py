@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
 
 from cluster.workloads.planned import PlannedRequest
 from deploy.bench.dialect import error_of, parts_of
@@ -38,12 +38,12 @@ class Sending:
     sent: float | None = None
     record: RequestRecord | None = None
 
-    async def run(self, client: httpx.AsyncClient, path: str) -> None:
+    async def run(self, session: aiohttp.ClientSession, url: str) -> None:
         """Sends it and reads to the end; `record` is there afterwards, also if this is cancelled."""
         self.sent = time.perf_counter()
         outcome, kind, message, left = Outcome.FINISHED, None, "", False
         try:
-            left = await self._read(client, path)
+            left = await self._read(session, url)
         except asyncio.CancelledError:
             outcome = Outcome.UNFINISHED
             raise
@@ -56,24 +56,24 @@ class Sending:
             self.record = self._as_record(outcome, kind, message, left)
             self.led.set()
 
-    async def _read(self, client: httpx.AsyncClient, path: str) -> bool:
+    async def _read(self, session: aiohttp.ClientSession, url: str) -> bool:
         """Whether the reader left before the end. Raises _Failure."""
         answering = False
         try:
-            async with client.stream("POST", path, content=self.body) as response:
-                if response.status_code != 200:
-                    raise _Failure(*error_of(response.status_code, await response.aread()))
+            async with session.post(url, data=self.body) as response:
+                if response.status != 200:
+                    raise _Failure(*error_of(response.status, await response.read()))
                 answering = True
                 return await self._follow(response)
-        except httpx.TimeoutException as error:
+        except TimeoutError as error:
             raise _Failure("timeout", type(error).__name__) from None
-        except httpx.HTTPError as error:
+        except aiohttp.ClientError as error:
             words = str(error) or type(error).__name__
             raise _Failure("cut short" if answering else "connection", words) from None
 
-    async def _follow(self, response: httpx.Response) -> bool:
+    async def _follow(self, response: aiohttp.ClientResponse) -> bool:
         lines, done = Lines(), False
-        async for received in response.aiter_bytes():
+        async for received in response.content.iter_any():
             now = time.perf_counter()
             try:
                 for event in lines.feed(received):

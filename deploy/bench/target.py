@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import aiohttp
 import httpx
 
 from cluster.workloads.prompts import VOCABULARY
@@ -51,13 +52,28 @@ class Target:
     def path(self) -> str:
         return "/v1/chat/completions" if self.endpoint == "chat" else "/v1/completions"
 
-    def client(self) -> httpx.AsyncClient:
-        """Without a bound on connections, which would hold requests back, and without the environment's proxies."""
+    @property
+    def headers(self) -> dict[str, str]:
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
-        if self.api_key:
-            headers["Authorization"] = f"Bearer {self.api_key}"
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        timeout = httpx.Timeout(self.timeout_s, connect=min(CONNECT_S, self.timeout_s))
+        return headers | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
+
+    def client(self) -> httpx.AsyncClient:
+        """For the questions before the load. Without the environment's proxies, as the load itself."""
+        timeout = httpx.Timeout(self.timeout_s, connect=self._connect_s)
         return httpx.AsyncClient(
-            base_url=self.base, headers=headers, limits=limits, timeout=timeout, trust_env=False, follow_redirects=True
+            base_url=self.base, headers=self.headers, timeout=timeout, trust_env=False, follow_redirects=True
         )
+
+    def session(self) -> aiohttp.ClientSession:
+        """For the load: what reads streams with the least of the processor, which may be the server's too. Without a
+        bound on connections, which would hold requests back."""
+        trusted = httpx.create_ssl_context(trust_env=False) if self.base.startswith("https:") else True
+        return aiohttp.ClientSession(
+            headers=self.headers,
+            connector=aiohttp.TCPConnector(limit=0, ssl=trusted),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s, sock_read=self.timeout_s),
+        )
+
+    @property
+    def _connect_s(self) -> float:
+        return min(CONNECT_S, self.timeout_s)

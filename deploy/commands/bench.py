@@ -87,22 +87,23 @@ def _driven(target: Target, workload: Workload, warmup: int) -> RunRecord:
     import signal
     from contextlib import suppress
 
+    from deploy.bench import loop
     from deploy.bench.bar import ProgressBar
     from deploy.bench.drive import drive
 
     async def run() -> RunRecord:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        stop, running = asyncio.Event(), asyncio.get_running_loop()
 
         def interrupt() -> None:
             stop.set()
-            loop.remove_signal_handler(signal.SIGINT)
+            running.remove_signal_handler(signal.SIGINT)
 
         with suppress(NotImplementedError, RuntimeError, ValueError):  # no signals on Windows, and in other threads
-            loop.add_signal_handler(signal.SIGINT, interrupt)
+            running.add_signal_handler(signal.SIGINT, interrupt)
         return await drive(target, workload, progress=bar.update, warmup=warmup, stop=stop)
 
     with ProgressBar() as bar:
-        return asyncio.run(run())
+        return loop.run(run())
 
 
 def _report(

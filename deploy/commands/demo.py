@@ -28,11 +28,10 @@ def demo(
     from deploy.lifetime import Lifetime
 
     with Lifetime() as life:
-        import asyncio
-
         from rich.console import Console
 
         from deploy import running
+        from deploy.bench import loop
         from deploy.demo.html import report
         from deploy.demo.record import as_json_phase
         from deploy.demo.runner import fitting_load, parse_policies, run_phases
@@ -50,7 +49,7 @@ def demo(
         server = life.run(lambda: running.start(life, config, running.Address("127.0.0.1", 0), say=output.progress))
         life.on_close(mute)
         load = fitting_load(Path(server.info.model_dir), streams, long, server.info.max_model_len)
-        phases = asyncio.run(run_phases(server, load, names, config.chunk_size, output.progress))
+        phases = loop.run(run_phases(server, load, names, config.chunk_size, output.progress))
         if html is not None:
             html.write_text(report(phases, _facts(server.info)), encoding="utf-8")
             output.progress(f"wrote {html}")

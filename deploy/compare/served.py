@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ import httpx
 from cluster.config import EngineConfig
 from cluster.workloads import ClosedLoop, PlannedRequest, RandomPrompt, Workload
 from deploy import running
+from deploy.bench import loop
 from deploy.bench.drive import drive
 from deploy.bench.monitor import Watcher
 from deploy.bench.record import RunRecord
@@ -87,10 +87,10 @@ class ServedSession:
         groups = sum(of.count for of in self.resources.groups)
         count, tokens = WARM_UP_REQUESTS * groups, min(longest, WARM_UP_PROMPT)
         plans = [PlannedRequest(RandomPrompt(tokens, f"warm-up/{n}"), WARM_UP_OUTPUT) for n in range(count)]
-        asyncio.run(drive(self._target("warm-up"), ClosedLoop(plans, groups)))
+        loop.run(drive(self._target("warm-up"), ClosedLoop(plans, groups)))
 
     def run(self, load: Workload, salt: str, watch: Watcher) -> Seen:
-        record = asyncio.run(drive(self._target(salt), load, progress=watch))
+        record = loop.run(drive(self._target(salt), load, progress=watch))
         entries = during(self._logged(), record)
         steps = tuple(_step(entry, record.started_at) for entry in entries)
         return Seen(record, steps, transfers(entries, record.started_at) if self._config.separated else None)

@@ -30,8 +30,8 @@ async def test_each_token_has_the_time_at_which_it_came() -> None:
             await until(lambda wanted=seen: len(sending.clock.times) == wanted)  # type: ignore[misc]
         await reply.done()
 
-    async with fake(in_chunks) as server, Target(server.url).client() as client:
-        await sending.run(client, "/v1/completions")
+    async with fake(in_chunks) as server, Target(server.url).session() as session:
+        await sending.run(session, f"{server.url}/v1/completions")
         ended = time.perf_counter()
     record = sending.record
     assert record is not None
