@@ -7,7 +7,7 @@ A layer by itself (`workers/layer.py`) makes some twenty tensors and views of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -38,33 +38,61 @@ class CpuLayers:
         return bool(linears) and all(linear.packed for linear in linears)
 
     def hidden(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], kv: KvCache, attend: CpuAttention, layout: Layout
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        kv: KvCache,
+        attend: CpuAttention,
+        layout: Layout,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """x [T, hidden], changed in place. Returns what the last layer gives, [T, hidden]."""
+        """x [T, hidden], changed in place. Returns what the last layer gives, [T, hidden], or of `rows` alone."""
         work = _Work(x, angles, layout, self._shard, narrow=kv.layers[0][0].values.dtype != torch.float32)
-        for layer, (keys, values) in zip(self._layers, kv.layers, strict=True):
-            layer(work, keys, values, attend)
-        return x.add_(work.more)
+        *before, last = self._layers
+        for layer, pages in zip(before, kv.layers, strict=False):
+            layer.keep(work, *pages)
+            layer.attend(work, *pages, attend)
+            layer.go_on(work)
+        last.keep(work, *kv.layers[-1])
+        if rows is not None and len(rows) == 0:
+            return x.new_empty(0, x.shape[1])
+        last.attend(work, *kv.layers[-1], attend)
+        asked = work if rows is None else work.only(rows)
+        last.go_on(asked)
+        return asked.x.add_(asked.more)
 
 
-class _Work:
+class _Rows:
+    """Of some of a forward's rows, what follows attention in a layer, and goes on to the next."""
+
+    def __init__(self, x: Tensor, attended: Array, shard: Shard) -> None:
+        rows = len(x)
+        self.x, self.x_array = x, cast(Array, x.numpy())  # [rows, hidden]
+        self.more = torch.zeros_like(x)  # [rows, hidden], what x has still to be added to it
+        self.more_array: Array = self.more.numpy()
+        self.normed = _empty(*x.shape)  # [rows, hidden]
+        self.attended_flat = attended.reshape(rows, -1)
+        self.gate_up, self.gated = _empty(rows, 2 * shard.inner.size), _empty(rows, shard.inner.size)
+
+
+class _Work(_Rows):
     """Of one forward: what a layer is given, and leaves to the next. Pages that are `narrow`, of another type than is
     computed in, are written once their numbers are known: these are kept here until then."""
 
     def __init__(self, x: Tensor, angles: tuple[Tensor, Tensor], layout: Layout, shard: Shard, narrow: bool) -> None:
         tokens, heads, kv_heads, d = len(x), shard.query_heads.size, shard.kv_heads.size, shard.head_dim
+        self.q, self.attended = _empty(tokens, heads, d), _empty(tokens, heads, d)
+        super().__init__(x, self.attended, shard)
+        self._shard = shard
         self.layout, self.places = layout, np.arange(tokens) if narrow else layout.write_to.numpy()
         self.kept = [_empty(tokens, kv_heads, d) for _ in range(2)] if narrow else None
         self.cos, self.sin = (part.squeeze(1).numpy() for part in angles)
-        self.x: Array = x.numpy()  # [T, hidden]
-        self.more = torch.zeros_like(x)  # [T, hidden], what x has still to be added to it
-        self.more_array: Array = self.more.numpy()
-        self.normed = _empty(*x.shape)  # [T, hidden]
         self.qkv = _empty(tokens, (heads + 2 * kv_heads) * d)
         self.by_head = self.qkv.reshape(tokens, heads + 2 * kv_heads, d)
-        self.q, self.attended = _empty(tokens, heads, d), _empty(tokens, heads, d)
-        self.attended_flat = self.attended.reshape(tokens, heads * d)
-        self.gate_up, self.gated = _empty(tokens, 2 * shard.inner.size), _empty(tokens, shard.inner.size)
+
+    def only(self, rows: Tensor) -> _Rows:
+        """Of a last layer's attention, to which nothing is to be added any more but what follows."""
+        return _Rows(self.x.index_select(0, rows), self.attended[rows.numpy()], self._shard)
 
 
 def _empty(*shape: int) -> Array:
@@ -79,22 +107,28 @@ class _CpuLayer:
         self._input_norm, self._inner_norm = layer.input_norm.numpy(), layer.inner_norm.numpy()
         self._qk_norm: Array = (NOTHING if layer.qk_norm is None else layer.qk_norm).numpy()
 
-    def __call__(self, work: _Work, keys: Pages, values: Pages, attend: CpuAttention) -> None:
-        layer = self._layer
+    def keep(self, work: _Work, keys: Pages, values: Pages) -> None:
         self._norm(work, self._input_norm)
-        layer.qkv.into(work.normed, work.qkv)
+        self._layer.qkv.into(work.normed, work.qkv)
         self._turn_and_keep(work, keys, values)
-        attend.into(work.q, keys, values, work.layout, work.attended)
-        layer.out.into(work.attended_flat, work.more_array)
-        self._ranks.sum(work.more)
-        self._norm(work, self._inner_norm)
-        layer.gate_up.into(work.normed, work.gate_up)
-        gated_kernel(work.gated.size, work.gate_up, work.gated)
-        layer.down.into(work.gated, work.more_array)
-        self._ranks.sum(work.more)
 
-    def _norm(self, work: _Work, weight: Array) -> None:
-        add_and_norm_kernel(work.x.size, work.x, work.more_array, True, weight, self._layer.eps, work.normed)
+    @staticmethod
+    def attend(work: _Work, keys: Pages, values: Pages, attend: CpuAttention) -> None:
+        attend.into(work.q, keys, values, work.layout, work.attended)
+
+    def go_on(self, rows: _Rows) -> None:
+        layer = self._layer
+        layer.out.into(rows.attended_flat, rows.more_array)
+        self._ranks.sum(rows.more)
+        self._norm(rows, self._inner_norm)
+        layer.gate_up.into(rows.normed, rows.gate_up)
+        gated_kernel(rows.gated.size, rows.gate_up, rows.gated)
+        layer.down.into(rows.gated, rows.more_array)
+        self._ranks.sum(rows.more)
+
+    def _norm(self, rows: _Rows, weight: Array) -> None:
+        x, more = rows.x_array, rows.more_array
+        add_and_norm_kernel(x.size, x, more, True, weight, self._layer.eps, rows.normed)
 
     def _turn_and_keep(self, work: _Work, keys: Pages, values: Pages) -> None:
         of_page = -1, *keys.values.shape[2:]

@@ -46,20 +46,40 @@ class Layer:
     ) -> Tensor:
         """x [T, hidden], to which the layer before still has `more` to add; returns what this one has. x changes in
         place. Writes this forward's keys and values into the pages `kv`."""
-        more = self._attention(add_and_norm(x, more, self.input_norm, self.eps), angles, kv, attend, layout)
-        return self._mlp(add_and_norm(x, more, self.inner_norm, self.eps))
+        queries = self._keep(add_and_norm(x, more, self.input_norm, self.eps), angles, kv, layout)
+        return self._from_attended(x, attend(queries, *kv, layout))
 
-    def _attention(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], kv: tuple[Pages, Pages], attend: Attention, layout: Layout
+    def last(
+        self,
+        x: Tensor,
+        more: Tensor | None,
+        angles: tuple[Tensor, Tensor],
+        kv: tuple[Pages, Pages],
+        attend: Attention,
+        layout: Layout,
+        rows: Tensor,
     ) -> Tensor:
+        """Of a model's last layer only what somebody asks for, `rows` [R] indices into T, with x: [R, hidden]. All keys
+        and values are written. Attention is of all rows, where it is of any: a row's result must not depend on what
+        else is asked for."""
+        queries = self._keep(add_and_norm(x, more, self.input_norm, self.eps), angles, kv, layout)
+        if len(rows) == 0:
+            return x.new_empty(0, x.shape[1])
+        attended = attend(queries, *kv, layout).index_select(0, rows)  # [R, H, D]
+        x = x.index_select(0, rows)
+        return x.add_(self._from_attended(x, attended))
+
+    def _keep(self, x: Tensor, angles: tuple[Tensor, Tensor], kv: tuple[Pages, Pages], layout: Layout) -> Tensor:
+        """Writes keys and values; the queries [T, H, D]."""
         heads, kv_heads, d = self.shard.query_heads.size, self.shard.kv_heads.size, self.shard.head_dim
         qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, d)  # [T, H + 2K, D]
-        q = turn_and_keep(qkv, angles, self.qk_norm, self.eps, kv, layout.write_to)  # [T, H, D]
-        attended = attend(q, *kv, layout)  # [T, H, D]
-        return self._ranks.sum(self.out(attended.reshape(-1, heads * d)))  # [T, hidden]
+        return turn_and_keep(qkv, angles, self.qk_norm, self.eps, kv, layout.write_to)
 
-    def _mlp(self, x: Tensor) -> Tensor:
-        return self._ranks.sum(self.down(gated(self.gate_up(x))))  # [T, hidden]
+    def _from_attended(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Changes x in place; what has still to be added to it."""
+        more = self._ranks.sum(self.out(attended.flatten(1)))  # [T, hidden]
+        inner = add_and_norm(x, more, self.inner_norm, self.eps)
+        return self._ranks.sum(self.down(gated(self.gate_up(inner))))  # [T, hidden]
 
 
 def head_norms(weights: Weights, attention: str, shard: Shard) -> Tensor | None:

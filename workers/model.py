@@ -63,24 +63,38 @@ class LlamaModel:
         self, tokens: Tensor, positions: Tensor, kv: KvCache, attend: Attention, layout: Layout, sample_rows: Tensor
     ) -> Tensor:
         """tokens, positions [T]; sample_rows [S] indices into T. Returns logits [S, vocab], the same on every rank."""
-        return self.logits(self.hidden(tokens, positions, kv, attend, layout), sample_rows)
+        return self.logits(self.hidden(tokens, positions, kv, attend, layout, sample_rows))
 
     @torch.inference_mode()
-    def hidden(self, tokens: Tensor, positions: Tensor, kv: KvCache, attend: Attention, layout: Layout) -> Tensor:
-        """tokens, positions [T]. Returns what the last layer gives, [T, hidden]."""
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kv: KvCache,
+        attend: Attention,
+        layout: Layout,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """tokens, positions [T]. Returns what the last layer gives, [T, hidden]; of `rows` [R], indices into T, alone
+        where they are told, [R, hidden]: most tokens of a prompt are of no use but for their keys and values, and are
+        not gone on with once these are there. The same rows on every rank."""
+        rows = None if rows is not None and len(rows) == len(tokens) else rows
         x = self._embed(tokens)  # [T, hidden]
         angles = self.rope.at(positions, x.dtype)
         if self._on_cpu is not None and isinstance(attend, CpuAttention):
-            return self._on_cpu.hidden(x, angles, kv, attend, layout)
+            return self._on_cpu.hidden(x, angles, kv, attend, layout, rows)
         more = None
-        for layer, pages in zip(self.layers, kv.layers, strict=True):
+        for layer, pages in zip(self.layers[:-1], kv.layers, strict=False):
             more = layer(x, more, angles, pages, attend, layout)
-        return x if more is None else x.add_(more)
+        if rows is None:
+            more = self.layers[-1](x, more, angles, kv.layers[-1], attend, layout)
+            return x.add_(more)
+        return self.layers[-1].last(x, more, angles, kv.layers[-1], attend, layout, rows)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """hidden [T, hidden], rows [S] indices into T. Returns logits [S, vocab], the same on every rank."""
-        sampled = add_and_norm(hidden.index_select(0, rows), None, self.norm, self._eps)  # [S, hidden]
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [S, hidden]. Returns logits [S, vocab], the same on every rank."""
+        sampled = add_and_norm(hidden, None, self.norm, self._eps)  # [S, hidden]
         if sampled.shape[0] == 0:
             return sampled.new_empty(0, self.config.vocab_size)
         return self.ranks.gather_columns(self.head(sampled), self.config.vocab_size)

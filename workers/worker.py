@@ -217,16 +217,20 @@ class Worker:
         positions = token_positions(batch.starts, batch.counts)
         tokens = slots.tokens[np.repeat(batch.slots, batch.counts), positions]
         layout = make_layout(batch.starts, batch.counts, slots.tables[batch.slots], self.block_size, self._device)
-        last_rows = np.cumsum(batch.counts)[batch.sampling] - 1
+        last_rows = torch.from_numpy((np.cumsum(batch.counts)[batch.sampling] - 1).astype(np.int64)).to(self._device)
+        scores = any(chunk.score for chunk in forward.chunks)
         hidden = self.model.hidden(
             torch.from_numpy(tokens).to(self._device),
             torch.from_numpy(positions).to(self._device),
             self._cache,
             self._attend,
             layout,
+            None if scores else last_rows,
         )
-        scored += self._score(forward, batch, hidden, slots)
-        logits = self.model.logits(hidden, torch.from_numpy(last_rows.astype(np.int64)).to(self._device))
+        if scores:
+            scored += self._score(forward, batch, hidden, slots)
+            hidden = hidden.index_select(0, last_rows)
+        logits = self.model.logits(hidden)
         return self._sample(logits, batch.slots[batch.sampling], slots)
 
     def _score(self, forward: Forward, batch: Batch, hidden: Tensor, slots: Slots) -> list[tuple[TokenLogprob, ...]]:
@@ -241,7 +245,7 @@ class Worker:
                 most_rows = min(MOST_ROWS, self.config.max_running)  # for as many there is memory to sample from
                 found.append(
                     score(
-                        lambda rows: self.model.logits(hidden, rows.to(self._device)),
+                        lambda rows: self.model.logits(hidden.index_select(0, rows.to(self._device))),
                         first_row,
                         following,
                         params.prompt_logprobs or 0,

@@ -59,6 +59,27 @@ def test_the_same_comes_of_both(tmp_path: Path, kind: str, dtype: torch.dtype, m
         assert found.equal(expected), "by the same kernels, in the same order"
 
 
+@pytest.mark.parametrize("together", [True, False], ids=["arrays", "layers"])
+@pytest.mark.parametrize("asked", [(), (0,), (1, 4), None], ids=str)
+def test_of_the_last_layer_only_what_is_asked_for(
+    tmp_path: Path, asked: tuple[int, ...] | None, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some rows are the same numbers as among all, and keys and values are there of all."""
+    folder = save_tiny(tmp_path, "qwen3")
+    model = LlamaModel(folder, read_config(folder), Ranks(), CPU, torch.float32, 64)
+    if not together:
+        monkeypatch.setattr(model, "_on_cpu", None)
+    positions = torch.from_numpy(token_positions(STARTS, COUNTS))
+    tokens = torch.arange(len(positions)) + 3
+    rows = torch.arange(len(tokens)) if asked is None else torch.tensor(asked, dtype=torch.int64)
+    of_some, of_all = pages(model, torch.float32), pages(model, torch.float32)
+    found = model.hidden(tokens, positions, of_some, CpuAttention(), layout(), rows)
+    expected = model.hidden(tokens, positions, of_all, CpuAttention(), layout())
+    assert found.equal(expected[rows])
+    for ours, theirs in zip(of_some.layers, of_all.layers, strict=True):
+        assert all(a.values.equal(b.values) for a, b in zip(ours, theirs, strict=True))
+
+
 def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
     assert expected.abs().max() > 0.1
     assert (found - expected).abs().max() <= STEPS[dtype] * expected.abs().max()
