@@ -10,9 +10,7 @@ does everything in turn:
 
 * decode: tokens per second of 8 and of 32 streams, from the last first token to the first last one;
 * a prompt of 2,048 tokens alone: time to its first token;
-* the same prompt into 8 streams: its time to the first token, and the median of the streams' gaps until then. This
-  server does it twice, by its own default promise, which is tighter than anybody asks for here, and with the aim of
-  this comparison as the promise: no gap longer than half of the shortest that a peer had in the round to warm up.
+* the same prompt into 8 streams: its time to the first token, and the median of the streams' gaps until then.
 
 Ratios are this server's to the other's within a round; their medians are printed, with those of what was measured.
 """
@@ -21,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
@@ -47,9 +44,6 @@ CONTEXT, TOKENS, PROMPT = 128, 320, 2048
 DECODE_TARGET = {"llama.cpp": 1.5, "vllm": 1.5, "transformers": 3.0, "openvino": 0.95}
 TTFT_TARGET = {"llama.cpp": 0.5, "vllm": 0.5, "openvino": 1 / 0.95}
 GAP_TARGET = 0.5
-AMONG, GAP = "ttft among 8", "gap during"
-PROMISED = {f"{name}, promised": name for name in (AMONG, GAP)}
-"""Of this server alone, and what of the others it is compared with."""
 
 
 class Contestant:
@@ -58,27 +52,19 @@ class Contestant:
         self.target = Target(url, model=model, timeout_s=600.0)
         self._seed = 0
 
-    async def round(self, streams: list[int], seed: int, promise_s: float | None = None) -> dict[str, float]:
-        """With a promise on the gaps, seconds, the last measurement once more under it."""
+    async def round(self, streams: list[int], seed: int) -> dict[str, float]:
         found = {}
         for count in streams:
             load = ClosedLoop(requests([0.0] * count, Fixed(CONTEXT), Fixed(TOKENS), seed=seed), count)
             found[f"decode {count}"] = decoded_per_s(await drive(self.target, load))
         alone = ClosedLoop(requests([0.0], Fixed(PROMPT), Fixed(4), seed=seed, kind="alone"), 1)
         found["ttft alone"] = need(figures(await drive(self.target, alone)).ttft.p50)
-        found[AMONG], found[GAP] = await self._intruded(seed, {})
-        if promise_s is not None:
-            numbers = {"tpot_ms": 1e3 * promise_s, "tbt_ms": 1e3 * promise_s}
-            extra = {"slo": numbers, "cache_salt": f"promised/{seed}"}
-            found.update(zip(PROMISED, await self._intruded(seed, extra), strict=True))
-        return found
-
-    async def _intruded(self, seed: int, extra: dict[str, Any]) -> tuple[float, float]:
-        """TTFT of the prompt, and the streams' median gap until then, in seconds."""
-        both = interference(8, PROMPT, lead=12, tail=2, long_output_tokens=2, seed=seed, extra=extra)
+        both = interference(8, PROMPT, lead=12, tail=2, long_output_tokens=2, seed=seed)
         seen = figures(await drive(self.target, both)).intrusion
         assert seen is not None  # of an interference run there is one
-        return need(seen.ttft_long_s), need(seen.during.p50)
+        found["ttft among 8"] = need(seen.ttft_long_s)
+        found["gap during"] = need(seen.during.p50)
+        return found
 
 
 def need(value: float | None) -> float:
@@ -101,13 +87,11 @@ def decoded_per_s(run: RunRecord) -> float:
 
 def measure(contestants: list[tuple[Contestant, Any]], streams: list[int], rounds: int) -> dict[str, Any]:
     taken: dict[str, list[dict[str, float]]] = {contestant.name: [] for contestant, _ in contestants}
-    shortest = math.inf
     for number in range(rounds + 1):
         for contestant, turn in list(contestants):
             try:
                 with turn:
-                    promised = contestant.name == OURS and shortest < math.inf
-                    found = loop.run(contestant.round(streams, number, GAP_TARGET * shortest if promised else None))
+                    found = loop.run(contestant.round(streams, seed=number))
             except RuntimeError as error:
                 if contestant.name == OURS:
                     raise
@@ -118,15 +102,12 @@ def measure(contestants: list[tuple[Contestant, Any]], streams: list[int], round
             print(f"round {number}: {contestant.name} {found}", file=sys.stderr, flush=True)
             if number:  # the first is to warm up
                 taken[contestant.name].append(found)
-            elif contestant.name != OURS:
-                shortest = min(shortest, found[GAP])
     own = taken[OURS]
     rows = []
     for name, others in taken.items():
-        for measured in own[0]:
-            of = measured if name == OURS else PROMISED.get(measured, measured)
-            ratio = statistics.median(mine[measured] / other[of] for mine, other in zip(own, others, strict=True))
-            value = statistics.median(other[of] for other in others)
+        for measured in others[0]:
+            ratio = statistics.median(mine[measured] / other[measured] for mine, other in zip(own, others, strict=True))
+            value = statistics.median(other[measured] for other in others)
             target = target_of(name, measured)
             rows.append(
                 {
@@ -148,8 +129,7 @@ def target_of(name: str, measured: str) -> float | None:
         return DECODE_TARGET[name]
     if name == "transformers":
         return None
-    of = PROMISED.get(measured, measured)
-    return {"ttft alone": TTFT_TARGET[name], AMONG: 1.0, GAP: GAP_TARGET}[of]
+    return {"ttft alone": TTFT_TARGET[name], "ttft among 8": 1.0, "gap during": GAP_TARGET}[measured]
 
 
 def holds(measured: str, ratio: float, target: float) -> bool:
@@ -161,7 +141,7 @@ def show(result: dict[str, Any]) -> None:
         verdict = "MISSED" if row["holds"] is False else ""
         value = f"{row['value']:.1f} tokens/s" if row["measure"].startswith("decode") else f"{row['value']:.3f} s"
         print(
-            f"{row['engine']:<14}{row['measure']:<24}{value:>18}  ours / it {row['ours_to_it']:>7.3f}  "
+            f"{row['engine']:<14}{row['measure']:<14}{value:>18}  ours / it {row['ours_to_it']:>7.3f}  "
             f"{row['target'] or '':<14}{verdict}"
         )
 
