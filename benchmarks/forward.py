@@ -35,10 +35,11 @@ GREEDY = SamplingParams(temperature=0.0)
 CONTEXT, PROMPT, CHUNK = 128, 2048, 64
 SLOTS = 33
 """32 streams and the prompt."""
-LAYERS, HEADS, HEAD_DIM = 30, 9, 64
+LAYERS, HEADS, HEAD_DIM, INNER = 30, 9, 64, 1536
+HIDDEN = HEADS * HEAD_DIM
 OF_PRODUCTS = 2 * 106_168_320 * PROMPT
 """Operations: two for each of the layers' weights and each token."""
-OF_LAST_LAYER = 2 * (576 * 576 + 3 * 576 * 1536) * (PROMPT - 1)
+OF_LAST_LAYER = 2 * HIDDEN * (HIDDEN + 3 * INNER) * (PROMPT - 1)
 """Of them those behind the last layer's attention, which all tokens but the last one are spared."""
 
 
@@ -46,7 +47,7 @@ def operations(chunk: int) -> float:
     """Of a prefill, over OF_PRODUCTS. Attention has two products of HEAD_DIM for each head, query and key that it sees;
     the last layer has it of the last chunk alone."""
     pairs, before = (n * (n + 1) // 2 for n in (PROMPT, PROMPT - chunk))
-    attention = 4 * HEADS * HEAD_DIM * (LAYERS * pairs - before)
+    attention = 4 * HIDDEN * (LAYERS * pairs - before)
     return 1 + (attention - OF_LAST_LAYER) / OF_PRODUCTS
 
 

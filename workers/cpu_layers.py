@@ -48,17 +48,9 @@ class CpuLayers:
     ) -> Tensor:
         """x [T, hidden], changed in place. Returns what the last layer gives, [T, hidden], or of `rows` alone."""
         work = _Work(x, angles, layout, self._shard, narrow=kv.layers[0][0].values.dtype != torch.float32)
-        *before, last = self._layers
-        for layer, pages in zip(before, kv.layers, strict=False):
-            layer.keep(work, *pages)
-            layer.attend(work, *pages, attend)
-            layer.go_on(work)
-        last.keep(work, *kv.layers[-1])
-        if rows is not None and len(rows) == 0:
-            return x.new_empty(0, x.shape[1])
-        last.attend(work, *kv.layers[-1], attend)
-        asked = work if rows is None else work.only(rows)
-        last.go_on(asked)
+        asked: _Rows = work
+        for layer, pages in zip(self._layers, kv.layers, strict=True):
+            asked = layer(work, *pages, attend, rows if layer is self._layers[-1] else None)
         return asked.x.add_(asked.more)
 
 
@@ -66,12 +58,12 @@ class _Rows:
     """Of some of a forward's rows, what follows attention in a layer, and goes on to the next."""
 
     def __init__(self, x: Tensor, attended: Array, shard: Shard) -> None:
-        rows = len(x)
+        rows, heads, d = attended.shape
         self.x, self.x_array = x, cast(Array, x.numpy())  # [rows, hidden]
         self.more = torch.zeros_like(x)  # [rows, hidden], what x has still to be added to it
         self.more_array: Array = self.more.numpy()
         self.normed = _empty(*x.shape)  # [rows, hidden]
-        self.attended_flat = attended.reshape(rows, -1)
+        self.attended_flat = attended.reshape(rows, heads * d)
         self.gate_up, self.gated = _empty(rows, 2 * shard.inner.size), _empty(rows, shard.inner.size)
 
 
@@ -91,7 +83,7 @@ class _Work(_Rows):
         self.by_head = self.qkv.reshape(tokens, heads + 2 * kv_heads, d)
 
     def only(self, rows: Tensor) -> _Rows:
-        """Of a last layer's attention, to which nothing is to be added any more but what follows."""
+        """Once x has been added to: what still is to be added to it is not carried over."""
         return _Rows(self.x.index_select(0, rows), self.attended[rows.numpy()], self._shard)
 
 
@@ -107,16 +99,19 @@ class _CpuLayer:
         self._input_norm, self._inner_norm = layer.input_norm.numpy(), layer.inner_norm.numpy()
         self._qk_norm: Array = (NOTHING if layer.qk_norm is None else layer.qk_norm).numpy()
 
-    def keep(self, work: _Work, keys: Pages, values: Pages) -> None:
+    def __call__(self, work: _Work, keys: Pages, values: Pages, attend: CpuAttention, rows: Tensor | None) -> _Rows:
+        """As of a `Layer`; what it was given, or of `rows` alone."""
         self._norm(work, self._input_norm)
         self._layer.qkv.into(work.normed, work.qkv)
         self._turn_and_keep(work, keys, values)
-
-    @staticmethod
-    def attend(work: _Work, keys: Pages, values: Pages, attend: CpuAttention) -> None:
+        if rows is not None and len(rows) == 0:
+            return work.only(rows)
         attend.into(work.q, keys, values, work.layout, work.attended)
+        asked = work if rows is None else work.only(rows)
+        self._from_attended(asked)
+        return asked
 
-    def go_on(self, rows: _Rows) -> None:
+    def _from_attended(self, rows: _Rows) -> None:
         layer = self._layer
         layer.out.into(rows.attended_flat, rows.more_array)
         self._ranks.sum(rows.more)

@@ -43,31 +43,19 @@ class Layer:
         kv: tuple[Pages, Pages],
         attend: Attention,
         layout: Layout,
-    ) -> Tensor:
-        """x [T, hidden], to which the layer before still has `more` to add; returns what this one has. x changes in
-        place. Writes this forward's keys and values into the pages `kv`."""
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """x [T, hidden], to which the layer before still has `more` to add; returns both again. x changes in place.
+        Writes this forward's keys and values into the pages `kv`. With `rows` [R], indices into T, what is returned is
+        of these alone, [R, hidden]. Attention is of all rows, where it is of any: what a row gives does not depend on
+        which others are asked for."""
         queries = self._keep(add_and_norm(x, more, self.input_norm, self.eps), angles, kv, layout)
-        return self._from_attended(x, attend(queries, *kv, layout))
-
-    def last(
-        self,
-        x: Tensor,
-        more: Tensor | None,
-        angles: tuple[Tensor, Tensor],
-        kv: tuple[Pages, Pages],
-        attend: Attention,
-        layout: Layout,
-        rows: Tensor,
-    ) -> Tensor:
-        """Of a model's last layer only what somebody asks for, `rows` [R] indices into T, with x: [R, hidden]. All keys
-        and values are written. Attention is of all rows, where it is of any: a row's result must not depend on what
-        else is asked for."""
-        queries = self._keep(add_and_norm(x, more, self.input_norm, self.eps), angles, kv, layout)
-        if len(rows) == 0:
-            return x.new_empty(0, x.shape[1])
-        attended = attend(queries, *kv, layout).index_select(0, rows)  # [R, H, D]
-        x = x.index_select(0, rows)
-        return x.add_(self._from_attended(x, attended))
+        if rows is not None and len(rows) == 0:
+            return x[:0], x[:0]
+        attended = attend(queries, *kv, layout)  # [T, H, D]
+        if rows is not None:
+            x, attended = x.index_select(0, rows), attended.index_select(0, rows)
+        return x, self._from_attended(x, attended)
 
     def _keep(self, x: Tensor, angles: tuple[Tensor, Tensor], kv: tuple[Pages, Pages], layout: Layout) -> Tensor:
         """Writes keys and values; the queries [T, H, D]."""

@@ -78,18 +78,15 @@ class LlamaModel:
         """tokens, positions [T]. Returns what the last layer gives, [T, hidden]; of `rows` [R], indices into T, alone
         where they are told, [R, hidden]: most tokens of a prompt are of no use but for their keys and values, and are
         not gone on with once these are there. The same rows on every rank."""
-        rows = None if rows is not None and len(rows) == len(tokens) else rows
         x = self._embed(tokens)  # [T, hidden]
         angles = self.rope.at(positions, x.dtype)
         if self._on_cpu is not None and isinstance(attend, CpuAttention):
             return self._on_cpu.hidden(x, angles, kv, attend, layout, rows)
         more = None
-        for layer, pages in zip(self.layers[:-1], kv.layers, strict=False):
-            more = layer(x, more, angles, pages, attend, layout)
-        if rows is None:
-            more = self.layers[-1](x, more, angles, kv.layers[-1], attend, layout)
-            return x.add_(more)
-        return self.layers[-1].last(x, more, angles, kv.layers[-1], attend, layout, rows)
+        for layer, pages in zip(self.layers, kv.layers, strict=True):
+            asked = rows if layer is self.layers[-1] else None
+            x, more = layer(x, more, angles, pages, attend, layout, asked)
+        return x if more is None else x.add_(more)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -218,23 +218,21 @@ class Worker:
         tokens = slots.tokens[np.repeat(batch.slots, batch.counts), positions]
         layout = make_layout(batch.starts, batch.counts, slots.tables[batch.slots], self.block_size, self._device)
         last_rows = torch.from_numpy((np.cumsum(batch.counts)[batch.sampling] - 1).astype(np.int64)).to(self._device)
-        scores = any(chunk.score for chunk in forward.chunks)
+        whole = any(chunk.score for chunk in forward.chunks) or len(last_rows) == len(tokens)
         hidden = self.model.hidden(
             torch.from_numpy(tokens).to(self._device),
             torch.from_numpy(positions).to(self._device),
             self._cache,
             self._attend,
             layout,
-            None if scores else last_rows,
+            None if whole else last_rows,
         )
-        if scores:
-            scored += self._score(forward, batch, hidden, slots)
-            hidden = hidden.index_select(0, last_rows)
-        logits = self.model.logits(hidden)
+        scored += self._score(forward, batch, hidden, slots)
+        logits = self.model.logits(hidden.index_select(0, last_rows) if whole else hidden)
         return self._sample(logits, batch.slots[batch.sampling], slots)
 
     def _score(self, forward: Forward, batch: Batch, hidden: Tensor, slots: Slots) -> list[tuple[TokenLogprob, ...]]:
-        """Of the chunks that say so, log-probabilities of their prompts' tokens."""
+        """Of the chunks that say so, log-probabilities of their prompts' tokens, from `hidden` of the whole batch."""
         found = []
         for index, chunk in enumerate(forward.chunks, len(forward.decodes)):
             if chunk.score:

@@ -131,7 +131,8 @@ class Answer(Response):
         """Until every choice is finished: by the engine, or by a stop string, of which the engine is told here."""
         requests = self._format.job.requests
         async with aclosing(generate_all(self._engine, requests)) as deltas:
-            async for index, delta in _within(self._timeout_s, deltas):
+            in_time = deltas if self._timeout_s is None else _within(self._timeout_s, deltas)
+            async for index, delta in in_time:
                 if delta.grant is not None:
                     self._grant = delta.grant
                 choice = self._choices[index]
@@ -188,12 +189,8 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def _within(seconds: float | None, source: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[tuple[int, Any]]:
+async def _within(seconds: float, source: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[tuple[int, Any]]:
     """The items of `source`, all of them within so many seconds. Raises ApiError."""
-    if seconds is None:
-        async for item in source:
-            yield item
-        return
     end = asyncio.get_running_loop().time() + seconds
     try:
         while True:

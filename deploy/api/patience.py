@@ -28,8 +28,10 @@ class Patience:
 
     async def send(self, message: Message) -> None:
         self._since = self._loop.time()
-        await self._send(message)
-        self._since = None
+        try:
+            await self._send(message)
+        finally:
+            self._since = None
 
     async def __aenter__(self) -> Patience:
         await self._limit.__aenter__()
