@@ -1,7 +1,7 @@
 """x W^T with the rows of W laid side by side in panels, read once and in order: a numba kernel.
 
 A panel is PANEL rows of W, transposed: [in, PANEL]. A block of sums, some rows of x by one panel, stays in registers
-while both are gone through, and meanwhile the panel after it is fetched: where x has few rows, a product takes about as
+while both are gone through, and meanwhile what comes after it is fetched: where x has few rows, a product takes about as
 long as reading W. Each number of the result is summed up in the order of the inputs, whatever else is computed with it:
 a row's result does not depend on the rows beside it.
 """
@@ -23,6 +23,9 @@ from workers.vectors import LINE, PANEL, ROWS, Vectors, in_case
 
 ROWS_OF_TASK = 128
 """Of x, at most."""
+NEAR = 32
+"""How far ahead of its [in] a panel is fetched that is gone through once: what comes from memory is used before it has
+left the processor's first cache."""
 
 
 class Packed:
@@ -117,9 +120,12 @@ def _panel(
     x: Any, at_x: Any, rows: Any, inner: Any, panels: Any, at: Any, ahead: Any, out: Any, to: Any, n: Any
 ) -> None:
     """Of `rows` rows of x by one panel, in as few blocks as there have to be, all but alike: each goes through the
-    whole panel, whatever it has. What is fetched is spread over the first ones."""
+    whole panel, whatever it has. A single one fetches what it comes to itself; of several the first ones have the panel
+    after it, from `ahead` on, fetched, each a part."""
     blocks = -(-rows // ROWS)
     fetching = min(blocks, LINES)
+    if blocks == 1:
+        ahead = at + NEAR * PANEL
     for b in range(blocks):
         some = rows // blocks + (b < rows % blocks)
         lines = LINES // fetching + (b < LINES % fetching) if b < fetching else 0
