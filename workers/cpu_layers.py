@@ -1,5 +1,5 @@
-"""The layers of a forward in float32 on a CPU: the kernels of `elementwise`, `packed` and `attention`, one after the
-other, over arrays that each layer finds where the one before left them.
+"""The layers of a forward in float32 on a CPU: the kernels of `layer_kernels` and `attention`, one after the other,
+over arrays that each layer finds where the one before left them.
 
 A layer by itself (`workers/layer.py`) makes some twenty tensors and views of them: as much time as some kernels take.
 """
@@ -16,11 +16,14 @@ from torch import Tensor
 
 from workers.attention import Layout
 from workers.attention.cpu import CpuAttention
-from workers.elementwise import NOTHING, add_and_norm_kernel, gated_kernel, turn_and_keep_kernel
+from workers.elementwise import NOTHING
 from workers.kv_cache import KvCache, Pages
 from workers.layer import Layer
+from workers.layer_kernels import after_attention, before_attention, feed_forward, project
+from workers.packed import rows_of_task
 from workers.parallel import Ranks
 from workers.shard import Shard
+from workers.threads import as_many_threads_as_torch
 
 Array: TypeAlias = NDArray[np.float32]
 
@@ -64,6 +67,7 @@ class _Rows:
         self.more_array: Array = self.more.numpy()
         self.normed = _empty(*x.shape)  # [rows, hidden]
         self.attended_flat = attended.reshape(rows, heads * d)
+        self.most = rows_of_task(rows)
         self.gate_up, self.gated = _empty(rows, 2 * shard.inner.size), _empty(rows, shard.inner.size)
 
 
@@ -95,41 +99,42 @@ def _empty(*shape: int) -> Array:
 
 class _CpuLayer:
     def __init__(self, layer: Layer, ranks: Ranks) -> None:
-        self._layer, self._ranks = layer, ranks
+        self._ranks, self._eps = ranks, layer.eps
         self._input_norm, self._inner_norm = layer.input_norm.numpy(), layer.inner_norm.numpy()
         self._qk_norm: Array = (NOTHING if layer.qk_norm is None else layer.qk_norm).numpy()
+        self._qkv, self._out = layer.qkv.arrays, layer.out.arrays
+        self._inner = *layer.gate_up.arrays, *layer.down.arrays
 
     def __call__(self, work: _Work, keys: Pages, values: Pages, attend: CpuAttention, rows: Tensor | None) -> _Rows:
         """As of a `Layer`; what it was given, or of `rows` alone."""
-        self._norm(work, self._input_norm)
-        self._layer.qkv.into(work.normed, work.qkv)
         self._turn_and_keep(work, keys, values)
         if rows is not None and len(rows) == 0:
             return work.only(rows)
-        attend.into(work.q, keys, values, work.layout, work.attended)
+        attend.into(work.q, keys, values, work.layout, work.attended, rows)
         asked = work if rows is None else work.only(rows)
         self._from_attended(asked)
         return asked
 
-    def _from_attended(self, rows: _Rows) -> None:
-        layer = self._layer
-        layer.out.into(rows.attended_flat, rows.more_array)
-        self._ranks.sum(rows.more)
-        self._norm(rows, self._inner_norm)
-        layer.gate_up.into(rows.normed, rows.gate_up)
-        gated_kernel(rows.gated.size, rows.gate_up, rows.gated)
-        layer.down.into(rows.gated, rows.more_array)
-        self._ranks.sum(rows.more)
-
-    def _norm(self, rows: _Rows, weight: Array) -> None:
-        x, more = rows.x_array, rows.more_array
-        add_and_norm_kernel(x.size, x, more, True, weight, self._layer.eps, rows.normed)
-
     def _turn_and_keep(self, work: _Work, keys: Pages, values: Pages) -> None:
         of_page = -1, *keys.values.shape[2:]
         kept = work.kept or [pages.arrays[0].reshape(of_page) for pages in (keys, values)]
-        given = work.by_head, work.cos, work.sin, self._qk_norm, self._layer.eps, work.places
-        turn_and_keep_kernel(work.by_head.size, *given, work.q, *kept)
+        given = work.x_array, work.more_array, self._input_norm, self._eps, work.normed
+        turned = work.by_head, work.cos, work.sin, self._qk_norm, work.places, work.q
+        as_many_threads_as_torch()
+        before_attention(*given, *self._qkv, work.most, work.qkv, *turned, *kept)
         if work.kept is not None:
             for pages, rows in zip((keys, values), work.kept, strict=True):
                 pages.write(work.layout.write_to, torch.from_numpy(rows))
+
+    def _from_attended(self, rows: _Rows) -> None:
+        projected = rows.attended_flat, *self._out
+        given = rows.x_array, rows.more_array, self._inner_norm, self._eps, rows.normed
+        inner = *self._inner, rows.most, rows.gate_up, rows.gated
+        as_many_threads_as_torch()
+        if self._ranks.size == 1:
+            after_attention(*projected, *given, *inner)
+            return
+        project(*projected, rows.most, rows.more_array)
+        self._ranks.sum(rows.more)
+        feed_forward(*given, *inner)
+        self._ranks.sum(rows.more)

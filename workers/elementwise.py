@@ -37,6 +37,11 @@ class Kernel:
         self._alone: Any = numba.njit(**options)(alone)
         self._together: Any = numba.njit(parallel=True, **options)(function)
 
+    @property
+    def both(self) -> tuple[Any, Any]:
+        """As kernels call it: for one thread, and for all of them."""
+        return self._alone, self._together
+
     def __call__(self, numbers: int, *arguments: Any) -> None:
         """`numbers`: how many the rows have together."""
         if numbers <= ALONE:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from workers.packed import Packed
 
+_NO_BIAS: NDArray[np.float32] = np.empty(0, dtype=np.float32)
+
 
 class Linear:
     """Callable on [tokens, in] -> [tokens, out]. `packed`: whether the weight is in panels (None: if it can be)."""
@@ -36,12 +38,11 @@ class Linear:
     def packed(self) -> bool:
         return not isinstance(self._weight, Tensor)
 
-    def into(self, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-        """As a call, of arrays, where the weight is packed."""
+    @property
+    def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """As kernels take it, where the weight is packed: panels, and the bias, which is empty where there is none."""
         assert isinstance(self._weight, Packed)
-        self._weight.into(x, out)
-        if self.bias is not None:
-            out += self.bias.numpy()
+        return self._weight.array, _NO_BIAS if self.bias is None else self.bias.numpy()
 
     def rows(self, which: Tensor) -> Tensor:
         """Of the weight, [n, in]: what an embedding looks up that shares its weight with the head."""

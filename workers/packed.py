@@ -1,7 +1,7 @@
 """x W^T with the rows of W laid side by side in panels, read once and in order: a numba kernel.
 
 A panel is PANEL rows of W, transposed: [in, PANEL]. A block of sums, some rows of x by one panel, stays in registers
-while both are gone through, and meanwhile what comes after it is fetched: where x has few rows, a product takes about as
+while both are gone through, and meanwhile what comes next is fetched: where x has few rows, a product takes about as
 long as reading W. Each number of the result is summed up in the order of the inputs, whatever else is computed with it:
 a row's result does not depend on the rows beside it.
 """
@@ -40,7 +40,7 @@ class Packed:
         if whole < panels:
             self._panels[whole] = 0.0
             self._panels[whole, :, : self.out_features - whole * PANEL] = weight[whole * PANEL :].T
-        self._array: NDArray[np.float32] = self._panels.numpy()
+        self.array: NDArray[np.float32] = self._panels.numpy()
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [rows, in] -> x W^T, [rows, out]."""
@@ -51,13 +51,13 @@ class Packed:
     def into(self, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         """out [rows, out] = x W^T."""
         as_many_threads_as_torch()
-        _multiply(x, self._array, out, rows_of_task(len(x)))
+        multiply_kernel(x, self.array, out, rows_of_task(len(x)))
 
     def rows(self, which: Tensor) -> Tensor:
         """which [n] -> these rows of W, [n, in]."""
         out = torch.empty(len(which), self.in_features)
         as_many_threads_as_torch()
-        _rows(self._array, which.numpy(), out.numpy())
+        _rows(self.array, which.numpy(), out.numpy())
         return out
 
 
@@ -160,5 +160,5 @@ def _look_up(panels: Any, which: Any, out: Any) -> None:
             out[i, k] = panel[k, column]
 
 
-_multiply: Any = numba.njit(parallel=True, cache=True)(_multiply_panels)
+multiply_kernel: Any = numba.njit(parallel=True, cache=True)(_multiply_panels)
 _rows: Any = numba.njit(parallel=True, cache=True)(_look_up)

@@ -52,24 +52,35 @@ class CpuAttention:
         return out
 
     def into(
-        self, q: NDArray[np.float32], k_pages: Pages, v_pages: Pages, layout: Layout, out: NDArray[np.float32]
+        self,
+        q: NDArray[np.float32],
+        k_pages: Pages,
+        v_pages: Pages,
+        layout: Layout,
+        out: NDArray[np.float32],
+        rows: Tensor | None = None,
     ) -> None:
-        """As a call, of arrays."""
-        parts = self._parts.of(layout, q.shape[1], k_pages.kv_heads)
+        """As a call, of arrays. With `rows`, only segments that have some of them."""
+        heads = q.shape[1], k_pages.kv_heads
+        parts = self._parts.of(layout, *heads) if rows is None else _parts(layout, *heads, rows.numpy())
         if parts.singles is not None:
             paged_decode(q, k_pages, v_pages, parts.singles, out)
         if parts.chunks is not None:
             paged_chunk(q, k_pages, v_pages, parts.chunks, out)
 
 
-def _parts(layout: Layout, heads: int, kv_heads: int) -> _Parts:
-    single = layout.counts == 1
+def _parts(layout: Layout, heads: int, kv_heads: int, rows: NDArray[np.int64] | None = None) -> _Parts:
     first_rows = (layout.counts.cumsum() - layout.counts).astype(np.int32)
+    asked = np.ones(len(first_rows), dtype=np.bool_)
+    if rows is not None:
+        asked[:] = False
+        asked[np.searchsorted(first_rows, rows, side="right") - 1] = True
+    single, several = asked & (layout.counts == 1), asked & (layout.counts > 1)
     singles = chunks = None
     if single.any():
-        which, rows = (torch.from_numpy(x) for x in (single.nonzero()[0], first_rows[single].astype(np.int64)))
-        singles = Singles(rows, layout.block_table[which], layout.seqused_k[which])
-    if not single.all():
-        firsts, counts, used, table = (x[~single] for x in (first_rows, layout.counts, layout.used, layout.table))
+        which, rows_of = (torch.from_numpy(x) for x in (single.nonzero()[0], first_rows[single].astype(np.int64)))
+        singles = Singles(rows_of, layout.block_table[which], layout.seqused_k[which])
+    if several.any():
+        firsts, counts, used, table = (x[several] for x in (first_rows, layout.counts, layout.used, layout.table))
         chunks = Chunks(firsts, counts, used, table, kv_heads, heads // kv_heads)
     return _Parts(singles, chunks)
