@@ -48,13 +48,15 @@ def _likeliest(bits: Any, tokens: Any, finite: Any) -> None:
     rows, vocab = bits.shape
     for i in numba.prange(rows):
         row = bits[i]
-        best, piece, strange = np.int32(-0x80000000), 0, np.int32(0)
+        best, piece, farthest = np.int32(-0x80000000), 0, np.int32(0)
         for start in range(0, vocab, _PIECE):
-            top = np.int32(-0x80000000)
-            for t in range(start, min(start + _PIECE, vocab)):
-                x = row[t]
-                strange |= np.int32((x & _ALL_BUT_SIGN) > _INFINITE)
+            some = row[start : min(start + _PIECE, vocab)]
+            top, far = np.int32(-0x80000000), np.int32(0)
+            for t in range(len(some)):  # from 0 on and nothing but two maxima: more LLVM does not make vectors of
+                x = some[t]
+                far = max(far, x & _ALL_BUT_SIGN)
                 top = max(top, x ^ ((x >> np.int32(31)) & _ALL_BUT_SIGN))
+            farthest = max(farthest, far)
             if top > best:
                 best, piece = top, start
         wanted = best ^ ((best >> np.int32(31)) & _ALL_BUT_SIGN)
@@ -62,7 +64,7 @@ def _likeliest(bits: Any, tokens: Any, finite: Any) -> None:
         while row[token] != wanted:
             token += 1
         tokens[i] = token
-        finite[i] = strange == 0 and (wanted & _ALL_BUT_SIGN) < _INFINITE
+        finite[i] = farthest <= _INFINITE and (wanted & _ALL_BUT_SIGN) < _INFINITE
 
 
 _kernel: Any = numba.njit(parallel=True, cache=True)(_likeliest)
