@@ -127,14 +127,14 @@ class _CpuLayer:
                 pages.write(work.layout.write_to, torch.from_numpy(rows))
 
     def _from_attended(self, rows: _Rows) -> None:
-        projected = rows.attended_flat, *self._out
+        projected = rows.attended_flat, *self._out, rows.most, rows.more_array
         given = rows.x_array, rows.more_array, self._inner_norm, self._eps, rows.normed
         inner = *self._inner, rows.most, rows.gate_up, rows.gated
         as_many_threads_as_torch()
         if self._ranks.size == 1:
             after_attention(*projected, *given, *inner)
             return
-        project(*projected, rows.most, rows.more_array)
+        project(*projected)
         self._ranks.sum(rows.more)
         feed_forward(*given, *inner)
         self._ranks.sum(rows.more)

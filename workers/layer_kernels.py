@@ -89,25 +89,7 @@ def feed_forward(
 
 
 @numba.njit(cache=True)
-def after_attention(
-    attended: Any,
-    out_panels: Any,
-    out_bias: Any,
-    x: Any,
-    more: Any,
-    norm: Any,
-    eps: Any,
-    normed: Any,
-    gate_up_panels: Any,
-    gate_up_bias: Any,
-    down_panels: Any,
-    down_bias: Any,
-    most: Any,
-    gate_up: Any,
-    gated: Any,
-) -> None:
-    """All that follows attention, where no other rank has a part of it."""
-    project(attended, out_panels, out_bias, most, more)
-    feed_forward(
-        x, more, norm, eps, normed, gate_up_panels, gate_up_bias, down_panels, down_bias, most, gate_up, gated
-    )  # fmt: skip
+def after_attention(attended: Any, panels: Any, bias: Any, most: Any, more: Any, *inner: Any) -> None:
+    """All that follows attention, where no other rank has a part of it; `inner` is what `feed_forward` takes."""
+    project(attended, panels, bias, most, more)
+    feed_forward(*inner)

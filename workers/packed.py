@@ -45,13 +45,9 @@ class Packed:
     def multiply(self, x: Tensor) -> Tensor:
         """x [rows, in] -> x W^T, [rows, out]."""
         out = x.new_empty(x.shape[0], self.out_features)
-        self.into(x.contiguous().numpy(), out.numpy())
-        return out
-
-    def into(self, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-        """out [rows, out] = x W^T."""
         as_many_threads_as_torch()
-        multiply_kernel(x, self.array, out, rows_of_task(len(x)))
+        multiply_kernel(x.contiguous().numpy(), self.array, out.numpy(), rows_of_task(len(x)))
+        return out
 
     def rows(self, which: Tensor) -> Tensor:
         """which [n] -> these rows of W, [n, in]."""
