@@ -184,7 +184,11 @@ class Gate:
         sharing, lengths = sharing + 1, lengths + length
         shared = Features(0, sharing, lengths // sharing * sharing)
         begins = max(wait, under_way)
-        return _made(Forecast, (age + begins + iterations * whole, wait, shared, begins, whole / chunk))
+        ttft = age + begins + iterations * whole
+        if chunk == total and (all_there := there.tokens_to_compute + length - queue.cached_tokens) > total:
+            # An iteration that has more room takes prompts that are due later with it.
+            chunk, whole = self._largest_chunk(there.decodes, length // 2, all_there, there.pace_s)
+        return _made(Forecast, (ttft, wait, shared, begins, whole / chunk))
 
     def _largest_chunk(self, decodes: Features, offset: int, total: int, pace_s: float) -> tuple[int, float]:
         """Of `total` prompt tokens, that decodes of that pace allow; and the seconds that the iteration takes."""

@@ -257,6 +257,24 @@ def test_nobody_is_let_in_at_the_cost_of_a_promise_that_was_given() -> None:
     assert any("would be late for it" in said or "are promised" in said for said in refusals)
 
 
+def test_a_short_prompt_is_computed_at_the_rate_of_what_fills_its_iteration() -> None:
+    """Or long ones that are due later, and just in time, would be taken to be late anyway: by the rate of an iteration
+    that has nothing but the short one."""
+    run = with_streams(gated("reject"), 16)
+    intake = run.scheduler.intake
+    gate = intake.gate
+    assert gate is not None
+
+    def token_s(length: int) -> float:
+        newcomer = intake.newcomer(Request("newcomer", prompt(length), 1, promise=Promise(2, 1)), run.now)
+        return gate.forecast(newcomer, intake._queue(newcomer), run.now).token_s
+
+    alone, full = token_s(20), token_s(2000)
+    assert alone > 1.2 * full
+    run.add(Request("long", prompt(2000), 4, promise=Promise(60, 1)))
+    assert token_s(20) == pytest.approx(full, rel=0.05)
+
+
 def test_a_stream_without_end_does_not_keep_alive_what_was_learned_in_a_bad_moment() -> None:
     """Who is refused because of it teaches nothing, and the server is never idle: it would be so for ever."""
     run = bounded("reject")
