@@ -2,8 +2,9 @@
 
 What is promised cannot be taken back. So a tenant that has had its share lately is held to leaving room: it is let in
 where every other tenant that was here lately, and has had less, could come right after it with what it asked for last,
-and be let in, and twice where there can be room for that. Whoever has had less is not asked for that, and a tenant
-that is alone has everything.
+and be let in, and twice where there can be room for that. One that asks for more than its share, and has not had it,
+leaves it to those that have used less of theirs. Whoever asks for less and has had less is not asked for that, and a
+tenant that is alone has everything.
 
 A tenant's share is its part of all weights, and what it has had is counted in the seconds that its prompts take: each
 newcomer occupies its part of the machine until that would be done with it (VirtualClock: Zhang, SIGCOMM 1990). Slots,
@@ -97,6 +98,10 @@ class Visitor:
     def weight(self) -> float:
         return self.asked[0].request.weight
 
+    def banked(self, now: float) -> float:
+        """Seconds of its part of the machine that it has not used, negative where it used more."""
+        return min(now - self.free_at, BANKED_S)
+
     def asks_for(self, seconds: float, now: float) -> None:
         self.load, self.load_at = self.load_until(now) + seconds / AVERAGED_S, now
 
@@ -128,12 +133,17 @@ class Shares:
         of the machine would do for it."""
         if not outlook.kept:
             return self._crowd(newcomer, outlook, queue, 0.0)
-        if not self._has_part_left(newcomer, queue, terms, now):
-            if self._has_no_time(newcomer, outlook, queue, now):
-                return self._crowd(newcomer, outlook, queue, 0.0)
-            wanting, never = self._without_room(newcomer, queue, terms, now)
-            if wanting or (never and self._free_at > now):
-                return self._crowd(newcomer, outlook, queue, 0.0 if wanting else self._free_at - now)
+        entitled = self._has_part_left(newcomer, queue, terms, now)
+        if entitled and not self._asks_for_more(newcomer, now):
+            return None
+        if not entitled and self._has_no_time(newcomer, outlook, queue, now):
+            return self._crowd(newcomer, outlook, queue, 0.0)
+        others = self._others(newcomer, entitled, queue, terms, now)
+        wanting, never = self._without_room(newcomer, others, queue, terms)
+        if wanting:
+            return self._crowd(newcomer, outlook, queue, 0.0)
+        if never and not entitled and self._free_at > now:
+            return self._crowd(newcomer, outlook, queue, self._free_at - now)
         return None
 
     def let_in(self, newcomer: Sequence, outlook: Outlook, now: float) -> None:
@@ -154,7 +164,7 @@ class Shares:
         """Whether its tenant's part of the machine is free, and has a slot, blocks and the pace for it. A single one
         fits anywhere."""
         name, times = newcomer.request.tenant, self._times(newcomer)
-        if self._visitors[name].free_at > now:
+        if self._visitors[name].banked(now) < 0:
             return False
         own = [sequence for sequence in (*queue.running, *(queue.elsewhere or ())) if sequence.request.tenant == name]
         if not own:
@@ -166,6 +176,10 @@ class Shares:
         as_many = Features(0, math.ceil(count * times), math.ceil(length * times))
         return terms.predict(as_many) <= newcomer.promise.tpot_s
 
+    def _asks_for_more(self, newcomer: Sequence, now: float) -> bool:
+        """Than its tenant's part of the machine, whatever it has had."""
+        return self._visitors[newcomer.request.tenant].load_until(now) * self._times(newcomer) > 1
+
     def _has_no_time(self, newcomer: Sequence, outlook: Outlook, queue: Queue, now: float) -> bool:
         """Whether it would be late, behind the prompts that are there, if the others went on asking for as much as they
         do, as far as they have shares."""
@@ -176,11 +190,13 @@ class Shares:
         theirs = sum([min(visitor.load_until(now), visitor.weight / weights) for visitor in others])
         return outlook.waits_s > (1 - theirs) * (newcomer.promise.ttft_s - newcomer.request.age_s)
 
-    def _without_room(self, newcomer: Sequence, queue: Queue, terms: Terms, now: float) -> tuple[bool, bool]:
+    def _without_room(
+        self, newcomer: Sequence, others: list[Sequence], queue: Queue, terms: Terms
+    ) -> tuple[bool, bool]:
         """Whether another tenant would not find room beside the newcomer, and would if nobody else were there; and
         whether one would not even then, though alone it would."""
         never, nobody = False, queue.emptied()
-        for other in self._others(newcomer, queue, terms, now):
+        for other in others:
             if _leaves_room(newcomer, other, queue, terms) or not terms.outlook(other, nobody).kept:
                 continue
             if _leaves_room(newcomer, other, nobody, terms):
@@ -188,9 +204,13 @@ class Shares:
             never = True
         return False, never
 
-    def _others(self, newcomer: Sequence, queue: Queue, terms: Terms, now: float) -> list[Sequence]:
-        """As they would come again, those that have something left of their parts."""
-        others = [visitor for name, visitor in reversed(self._visitors.items()) if name != newcomer.request.tenant]
+    def _others(self, newcomer: Sequence, entitled: bool, queue: Queue, terms: Terms, now: float) -> list[Sequence]:
+        """As they would come again, those that have something left of their parts: more of it than the newcomer, where
+        it is `entitled` to what it asks for itself."""
+        own = self._visitors[newcomer.request.tenant]
+        others = [visitor for visitor in reversed(self._visitors.values()) if visitor is not own]
+        if entitled:
+            others = [visitor for visitor in others if visitor.banked(now) > own.banked(now)]
         asked = [visitor.asked[n] for n in range(REMEMBERED) for visitor in others if n < len(visitor.asked)]
         again = [last.again(now) for last in asked[:MOST_ASKED]]
         return [other for other in again if self._has_part_left(other, queue, terms, now)]
