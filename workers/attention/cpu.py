@@ -62,19 +62,26 @@ class CpuAttention:
     ) -> None:
         """As a call, of arrays. With `rows`, only segments that have some of them."""
         heads = q.shape[1], k_pages.kv_heads
-        parts = self._parts.of(layout, *heads) if rows is None else _parts(layout, *heads, rows.numpy())
+        asked = None if rows is None else _segments_of(layout, rows.numpy())
+        parts = self._parts.of(layout, *heads) if asked is None or asked.all() else _parts(layout, *heads, asked)
         if parts.singles is not None:
             paged_decode(q, k_pages, v_pages, parts.singles, out)
         if parts.chunks is not None:
             paged_chunk(q, k_pages, v_pages, parts.chunks, out)
 
 
-def _parts(layout: Layout, heads: int, kv_heads: int, rows: NDArray[np.int64] | None = None) -> _Parts:
+def _segments_of(layout: Layout, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which segments have some of these rows."""
+    asked = np.zeros(len(layout.counts), dtype=np.bool_)
+    asked[np.searchsorted(layout.counts.cumsum(), rows, side="right")] = True
+    return asked
+
+
+def _parts(layout: Layout, heads: int, kv_heads: int, asked: NDArray[np.bool_] | None = None) -> _Parts:
+    """Of the segments that are `asked` for."""
     first_rows = (layout.counts.cumsum() - layout.counts).astype(np.int32)
-    asked = np.ones(len(first_rows), dtype=np.bool_)
-    if rows is not None:
-        asked[:] = False
-        asked[np.searchsorted(first_rows, rows, side="right") - 1] = True
+    if asked is None:
+        asked = np.ones(len(first_rows), dtype=np.bool_)
     single, several = asked & (layout.counts == 1), asked & (layout.counts > 1)
     singles = chunks = None
     if single.any():
