@@ -6,10 +6,12 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from jsonschema import FormatChecker
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import Draft202012Validator, validator_for
 
 from deploy.api.errors import ApiError, bad_request, shorten
+from deploy.api.json_schema import plain
 from deploy.api.schemas import Sampling
 from workers.constraints import GrammarError
 from workers.grammar import ANY_OBJECT, Grammars, canonical
@@ -17,6 +19,14 @@ from workers.tokenizer import Tokenizer
 
 PARAM = "response_format"
 SCHEMA = "response_format.json_schema.schema"
+_FORMATS = FormatChecker(set(FormatChecker.checkers) - {"regex"})
+"""Of a schema's own text. Patterns are ECMA-262's, not Python's: whether they are any shows when they are compiled."""
+_TOO_DEEP = "it is nested too deeply"
+_IN_OTHER_WORDS = {
+    "NoExtensionBias": "a part of it is nothing but a reference to itself",
+    "oneOf constraints are not supported": "oneOf is only understood where no two of its parts can fit the same",
+}
+"""What the engine says to who uses it as a library."""
 COMPILE_S = 10.0
 """Steps are bounded (`workers.grammar`); this is for a machine that does not come to them."""
 
@@ -59,14 +69,16 @@ class ResponseFormats:
 
     def _text(self, given: dict[str, Any]) -> str:
         try:
-            text = canonical(given)
+            text = canonical(plain(given))
             if len(text) > self._max_characters:
                 raise _no_schema(f"it has {len(text)} characters, but the limit is {self._max_characters}")
-            validator_for(given, default=Draft202012Validator).check_schema(given)
+            validator_for(given, default=Draft202012Validator).check_schema(given, format_checker=_FORMATS)
         except SchemaError as error:
             where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
             raise _no_schema(f"{shorten(where.lstrip('.'), 100)}: {shorten(error.message, 200)}".lstrip(": ")) from None
-        except (ValueError, RecursionError, TypeError) as error:
+        except RecursionError:
+            raise _no_schema(_TOO_DEEP) from None
+        except (ValueError, TypeError) as error:
             raise _no_schema(str(error) or type(error).__name__) from None
         return text
 
@@ -81,4 +93,5 @@ class ResponseFormats:
 
 
 def _no_schema(why: str) -> ApiError:
+    why = next((words for said, words in _IN_OTHER_WORDS.items() if why.startswith(said)), why)
     return bad_request(f"Invalid schema for response_format: {shorten(why, 400)}", SCHEMA, "invalid_json_schema")

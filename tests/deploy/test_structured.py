@@ -126,6 +126,24 @@ async def test_the_official_client(server_url: str) -> None:
     assert json.loads(answer.choices[0].message.content or "")["c"] in ("red", "blue")
 
 
+async def test_patterns_are_those_of_json_schema(client: httpx.AsyncClient) -> None:
+    """And not Python's, which knows neither of these."""
+    schema = {"type": "string", "pattern": "^(?<first>\\p{Lu})\\p{Ll}{2}$"}
+    asked = {"messages": HELLO, "response_format": formatted(schema), "max_tokens": 20, "temperature": 0}
+    (choice,) = (await ask(client, CHAT, **asked))["choices"]
+    text = json.loads(choice["message"]["content"])
+    assert len(text) == 3
+    assert text.isalpha()
+    assert text == text.capitalize()
+
+
+async def test_what_demands_nothing_or_is_written_unusually(client: httpx.AsyncClient) -> None:
+    schema = {"type": "array", "uniqueItems": False, "minItems": 1.0, "maxItems": 2.0, "items": {"enum": ["a", 5e-3]}}
+    asked = {"messages": HELLO, "response_format": formatted(schema), "max_tokens": 30, "temperature": 0}
+    (choice,) = (await ask(client, CHAT, **asked))["choices"]
+    validate(json.loads(choice["message"]["content"]), schema)
+
+
 SCHEMA = "response_format.json_schema.schema"
 
 
@@ -146,7 +164,12 @@ SCHEMA = "response_format.json_schema.schema"
         ({"enum": ["x" * 70_000]}, "limit"),
         ({"properties": {f"p{number}": {"type": "string"} for number in range(2000)}}, "Too many items"),
         ({"type": "string", "pattern": "(" * 3000 + ")" * 3000}, ""),
-        (json.loads('{"items":' * 150 + "{}" + "}" * 150), ""),
+        (json.loads('{"items":' * 150 + "{}" + "}" * 150), "nested too deeply"),
+        ({"$ref": "#"}, "a reference to itself"),
+        ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "oneOf"),
+        ({"enum": [1, 1234567890123456789]}, "enum"),
+        ({"type": "integer", "maximum": 2**53 + 1}, "maximum"),
+        ({"pattern": "^[[:alpha:]]$"}, "[ in a character class"),
     ],
 )
 async def test_a_schema_that_cannot_be_kept_is_a_400(client: httpx.AsyncClient, schema: JsonObject, says: str) -> None:
