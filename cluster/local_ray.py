@@ -10,8 +10,11 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants
+from ray._private import worker as ray_worker
 
 _constants: Any = ray_constants
+_worker: Any = ray_worker
+_log = logging.getLogger(__name__)
 
 
 def prepare_environment() -> None:
@@ -42,9 +45,19 @@ def on_loopback() -> Iterator[None]:
             os.environ[name] = given
 
 
+def _note(data: dict[str, Any], **_: Any) -> None:
+    """Instead of Ray's `print_to_stdstream`."""
+    _log.debug("%s: %s", data.get("pid"), " ".join(data.get("lines", ())))
+
+
 def start_ray(**options: Any) -> None:
-    """A quiet one of this process's own, for this machine. `options`: more of `ray.init`'s."""
+    """A quiet one of this process's own, for this machine. `options`: more of `ray.init`'s.
+
+    What Ray prints on a driver's standard output where a worker dies, `log_to_driver` or not, is only logged: who waits
+    for that worker is told by an exception, and who reads the output may expect JSON there.
+    """
     prepare_environment()
+    _worker.print_to_stdstream = _note
     with on_loopback():
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **options)
 
