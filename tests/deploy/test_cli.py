@@ -61,6 +61,10 @@ def complaint(capfd: pytest.CaptureFixture[str], *arguments: str, code: int) -> 
         (["serve", "--device", "cpu", "--port", "0", "--attention", "flash_attn"], ["--attention flash_attn", "cpu"]),
         (["serve", "--port", "0", "--iteration-log", "/no/such/folder/x"], ["--iteration-log", "/no/such/folder"]),
         (["serve", "--port", "0", "--iteration-log", "/"], ["--iteration-log", "is a folder"]),
+        (["serve", "--slo-classes", "a=1, a=2"], ["--slo-classes", "'a'", "twice"]),
+        (["serve", "--slo-classes", "a=1:2:3:4"], ["--slo-classes", "a=1:2:3:4", "tbt_ms"]),
+        (["serve", "--served-model-name", ""], ["--served-model-name", "name is needed"]),
+        (["serve", "--model", ""], ["--model", "name is needed"]),
         (["serve", "--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "nan"]),
         (["serve", "--gpu-memory-utilization", "1.5"], ["--gpu-memory-utilization", "1.5"]),
         (
@@ -178,6 +182,7 @@ def test_fetch_says_where_the_model_is(capfd: pytest.CaptureFixture[str], smollm
     assert cli.run(["fetch", "smollm2", "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {"model": "smollm2", "directory": str(smollm2_dir)}
     assert "hub" in complaint(capfd, "fetch", "no-such-model", code=1)
+    assert "hub" in complaint(capfd, "fetch", "", code=1)
 
 
 def test_help_comes_without_what_is_slow_to_import() -> None:
