@@ -30,13 +30,15 @@ def parse_classes(value: object) -> object:
     if not isinstance(value, str):
         return value
     classes: dict[str, object] = {}
+    keys = ("ttft_ms", "tpot_ms", "tbt_ms")
     for part in filter(None, value.split(",")):
         name, equals, numbers = part.partition("=")
-        if not equals or not name.strip():
+        name, fields = name.strip(), numbers.split(":")
+        if not equals or not name or len(fields) > len(keys):
             raise ValueError(f"{part!r} is no class; write name=factor or name=ttft_ms:tpot_ms[:tbt_ms]")
-        fields = numbers.split(":")
-        keys = ("ttft_ms", "tpot_ms", "tbt_ms")
-        classes[name.strip()] = fields[0] if len(fields) == 1 else dict(zip(keys, fields, strict=False))
+        if name in classes:
+            raise ValueError(f"the class {name!r} is there twice")
+        classes[name] = fields[0] if len(fields) == 1 else dict(zip(keys, fields, strict=False))
     return classes
 
 
@@ -69,6 +71,14 @@ def _not_reserved(classes: dict[str, Any]) -> dict[str, Any]:
 SloClasses = Annotated[dict[str, Factor | SloPromise], BeforeValidator(parse_classes), AfterValidator(_not_reserved)]
 """Classes of service by name: a factor on the default promise, or a promise of its own."""
 
+
+def _not_blank(name: str) -> str:
+    if not name.strip():
+        raise ValueError("a name is needed")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_not_blank)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0, le=2**60)]
 PolicyName = Literal["whole", "alternate", "chunked", "slo"]
 
@@ -91,8 +101,8 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str = "smollm2"
-    served_model_name: str | None = None
+    model: Name = "smollm2"
+    served_model_name: Name | None = None
     tp: int = Field(default=1, ge=1)
     groups: int = Field(default=1, ge=1)
     mode: Literal["colocated", "separated"] = "colocated"

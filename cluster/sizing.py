@@ -20,7 +20,8 @@ def kv_blocks(config: EngineConfig, ranks: Sequence[WorkerDescription]) -> int:
     if blocks < 1:
         need = sum(_block(rank) for rank in ranks)
         raise ValueError(
-            f"the KV memory does not hold one block of {ranks[0].block_size} tokens ({size(need)}); raise --kv-memory"
+            f"the KV memory does not hold one block of {ranks[0].block_size} tokens ({size(need)}); "
+            f"raise --kv-memory{' or lower --block-size' if config.block_size else ''}"
         )
     _check_fits(blocks, ranks)
     return blocks

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any, TextIO
+
+from deploy.errors import CommandError
 
 
 class Output:
@@ -32,6 +35,17 @@ class Output:
         """One line for a machine; says nothing where a person reads."""
         if self.as_json:
             print(json.dumps(content), file=self.results, flush=True)
+
+
+def check_file(option: str, file: Path | None) -> None:
+    """Raises CommandError where nobody could write the file that an option names, if it names one: nothing is to run
+    for minutes whose results have nowhere to go."""
+    if file is None:
+        return
+    if not file.absolute().parent.is_dir():
+        raise CommandError(f"{option}: there is no folder {file.absolute().parent}", 2)
+    if file.is_dir():
+        raise CommandError(f"{option}: {file} is a folder, where a file is needed", 2)
 
 
 def mute() -> None:

@@ -6,18 +6,30 @@ from pathlib import Path
 
 from cluster.config import EngineConfig
 from deploy.errors import CommandError
+from deploy.output import check_file
 from workers.config import WorkerDescription
 from workers.model_config import ModelConfig, read_config
+from workers.tokenizer import check_tokenizer
+
+
+def check_log(config: EngineConfig) -> None:
+    """Raises CommandError where the decision log has no place. To be known before a model is fetched."""
+    check_file("--iteration-log", None if config.iteration_log is None else Path(config.iteration_log))
 
 
 def check(config: EngineConfig, model_dir: Path) -> None:
     """Raises CommandError, in one line that says what to do, where this machine cannot serve that model so."""
     import torch
 
+    from workers.loader import check_weights
+
     try:
         model = read_config(model_dir)
+        check_tokenizer(model_dir)
+        check_weights(model_dir)
     except (ValueError, OSError) as error:
         raise CommandError(f"cannot serve {config.model}: {error}") from None
+    _check_length(config, model)
     for flag, degree in _degrees(config):
         if degree > model.num_key_value_heads:
             raise CommandError(
@@ -25,8 +37,28 @@ def check(config: EngineConfig, model_dir: Path) -> None:
             )
     if config.device == "cuda" and not torch.cuda.is_available():
         raise CommandError("--device cuda: this machine has no CUDA device that torch can use; leave it out for CPU", 2)
-    if config.device == "cpu" or not torch.cuda.is_available():
+    on_cpu = config.device == "cpu" or not torch.cuda.is_available()
+    _check_kernels(config, "cpu" if on_cpu else "cuda")
+    if on_cpu:
         _check_host_memory(config, model_dir, _kv_bytes_per_token(config, model))
+
+
+def _check_length(config: EngineConfig, model: ModelConfig) -> None:
+    longest = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise CommandError(
+            f"--max-model-len {config.max_model_len} is too large: {config.model} has {longest} positions", 2
+        )
+
+
+def _check_kernels(config: EngineConfig, device: str) -> None:
+    from workers.attention import PAGE_SIZE, check_page_size, choose_backend
+
+    try:
+        choose_backend(config.attention, device)
+        check_page_size(config.block_size or PAGE_SIZE[device], device)
+    except ValueError as error:
+        raise CommandError(str(error), 2) from None
 
 
 def _degrees(config: EngineConfig) -> list[tuple[str, int]]:
@@ -83,5 +115,5 @@ def _check_host_memory(config: EngineConfig, model_dir: Path, kv_bytes_per_token
     try:
         swap_blocks(config, [rank], kv_blocks(config, [rank]))
     except ValueError as error:
-        asked_for = (config.kv_memory, config.num_blocks, config.swap_memory) != (None, None, None)
-        raise CommandError(str(error), 2 if asked_for else 1) from None
+        asked_for = (config.kv_memory, config.num_blocks, config.block_size, config.swap_memory)
+        raise CommandError(str(error), 2 if any(asked_for) else 1) from None

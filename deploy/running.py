@@ -33,7 +33,7 @@ _HTTP_SECONDS = 60
 
 _LAST_WORDS = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Unavailable|Refused)): (.+)$", re.MULTILINE)
 _SEMAPHORE = re.compile(r"sem\.(?:hdr|obj)(\d+)-")
-_PLAIN = ("ValueError", "CheckpointError", "EngineUnavailable")
+_PLAIN = ("ValueError", "CheckpointError", "TokenizerError", "EngineUnavailable")
 """Errors of ours, whose text is written for the one who reads it; others need their name to be understood."""
 
 Say = Callable[[str], None]
@@ -139,6 +139,8 @@ def check(config: EngineConfig, ray_address: str | None = None) -> None:
     """Raises CommandError for what can be known to fail before anything is started."""
     from workers.checkpoint import CheckpointError, resolve
 
+    if ray_address is None:
+        preflight.check_log(config)
     try:
         model_dir = resolve(config.model)
     except CheckpointError as error:
@@ -160,16 +162,21 @@ def deploy(
     config: EngineConfig, address: Address, extra: dict[str, Any] | None = None, say: Say = lambda line: None
 ) -> Server:
     """The application on the Serve that has begun, once it answers. Raises CommandError."""
-    say(
-        f"loading {config.model}"
-        f"{' and measuring its iterations, the first time on this machine' if config.profile_seconds else ''}"
-    )
+    say(loading(config))
     _deploy({**config.model_dump(exclude_defaults=True), **(extra or {})})
     _wait_for_http(address)
     server = Server(address)
     if server.info.device == "cpu":
         background_steps_back()
     return server
+
+
+def loading(config: EngineConfig) -> str:
+    """What is done now, in words. Whether measurements are known already is not, before the workers say how large their
+    KV pool is."""
+    measured = config.profile_seconds > 0 or config.policy == "slo"
+    also = ", and measuring its iterations if that has not been done on this machine" if measured else ""
+    return f"loading {config.model}{also}"
 
 
 def undeploy() -> None:
@@ -283,7 +290,15 @@ def _cause(otherwise: str) -> str:
     application = serve.status().applications.get(APPLICATION)
     messages = [deployment.message for deployment in application.deployments.values()] if application else []
     for message in messages:
-        if said := _LAST_WORDS.findall(message):
-            kind, text = said[-1]
-            return str(text) if kind in _PLAIN else f"{kind}: {text}"
+        if said := last_words(message):
+            return said
     return otherwise
+
+
+def last_words(message: str) -> str:
+    """The error that a traceback ends in; empty where there is none. Those of ours without the name of their class."""
+    said = _LAST_WORDS.findall(message)
+    if not said:
+        return ""
+    kind, text = said[-1]
+    return str(text) if kind in _PLAIN else f"{kind}: {text}"

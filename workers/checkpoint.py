@@ -47,7 +47,7 @@ def _resolve(model: str, progress: Report) -> Path:
     if model.lower() in EMBEDDED_NAMES:
         return _embedded(progress)
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():  # the path of nothing is the current directory
         return _directory(path, progress)
     if path.is_file():
         return _gguf_file(path, progress)

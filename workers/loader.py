@@ -9,20 +9,19 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workers.parts import Part
 
 
 class Weights:
-    """The safetensors files of a model directory, opened for reading. Counts the bytes that were read."""
+    """The safetensors files of a model directory, opened for reading. Counts the bytes that were read. Raises
+    ValueError, in one line that names it, for a file that is none."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, note: Callable[[int], None]) -> None:
         self._dtype, self._device, self._note = dtype, device, note
-        self._files: dict[str, Any] = {
-            path.name: safe_open(path, framework="pt") for path in folder.glob("*.safetensors")
-        }
+        self._files: dict[str, Any] = {path.name: _opened(path) for path in folder.glob("*.safetensors")}
         self._where = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
         self.bytes_read = 0
 
@@ -54,6 +53,20 @@ class Weights:
         self._note(self.bytes_read)
         # In memory of its own: as part of a file that is mapped it would keep all of that file mapped.
         return torch.empty(tensor.shape, dtype=self._dtype, device=self._device).copy_(tensor)
+
+
+def check_weights(folder: Path) -> None:
+    """Raises ValueError, in one line that names it, for a safetensors file whose header cannot be read or that is not
+    as long as that says. Reads no weights."""
+    for path in folder.glob("*.safetensors"):
+        _opened(path)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
 
 
 def checkpoint_dtype(folder: Path) -> torch.dtype:

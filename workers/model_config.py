@@ -70,6 +70,8 @@ def read_config(folder: Path) -> ModelConfig:
     if (activation := given.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"activation {activation!r} is not supported; supported: silu")
     heads, hidden = _whole(given, "num_attention_heads"), _whole(given, "hidden_size")
+    if given.get("head_dim") is None and hidden % heads:
+        raise ValueError(f"config.json: hidden_size {hidden} does not divide by num_attention_heads {heads}")
     longest = _whole(given, "max_position_embeddings")
     return ModelConfig(
         vocab_size=_whole(given, "vocab_size"),

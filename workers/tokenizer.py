@@ -16,6 +16,9 @@ from typing import Any
 
 from workers.detokenizer import Detokenizer
 
+LONGEST_REASON = 300
+"""Characters of another library's words in an error of ours."""
+
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -50,7 +53,7 @@ class Tokenizer:
         try:
             wrapped = AutoTokenizer.from_pretrained(str(model_dir), trust_remote_code=False, local_files_only=True)
         except Exception as error:  # whatever a broken or foreign file makes of the library
-            raise TokenizerError(f"{model_dir} has no usable tokenizer: {_first_line(error)}") from error
+            raise TokenizerError(_why_not(Path(model_dir), error)) from error
         return cls(wrapped, _eos_token_ids(Path(model_dir), wrapped.eos_token_id))
 
     @property
@@ -103,7 +106,7 @@ class Tokenizer:
                 **arguments,
             )
         except Exception as error:  # templates raise by themselves, and trip over what they did not expect
-            raise ChatTemplateError(f"the model's chat template refused the messages: {_first_line(error)}") from error
+            raise ChatTemplateError(f"the model's chat template refused the messages: {_in_a_line(error)}") from error
         return str(rendered)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
@@ -141,6 +144,18 @@ class Tokenizer:
             return str(text)
 
 
+def check_tokenizer(model_dir: Path) -> None:
+    """Raises TokenizerError where `Tokenizer.load` would, as far as that can be told in a tenth of its time: files that
+    are whole are read without transformers, which has the last word on any others."""
+    import tokenizers
+
+    try:
+        tokenizers.Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        json.loads((model_dir / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except Exception:  # the Rust library raises nothing narrower
+        Tokenizer.load(model_dir)
+
+
 def _eos_token_ids(model_dir: Path, own: int | None) -> list[int]:
     """The tokenizer's own, and those that the checkpoint says it was trained to end with."""
     found = [] if own is None else [own]
@@ -162,5 +177,36 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+def _why_not(model_dir: Path, error: Exception) -> str:
+    """The library reads config.json before any file of a tokenizer's, which is not to blame then."""
+    from transformers import AutoConfig
+
+    reason = _in_a_line(error)
+    try:
+        AutoConfig.from_pretrained(str(model_dir), trust_remote_code=False, local_files_only=True)
+    except Exception as refused:
+        if _in_a_line(refused) == reason:
+            return f"{model_dir / 'config.json'} cannot be used: {reason}"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not _is_json(model_dir / name):
+            return f"{model_dir} has no usable tokenizer: its {name} is no JSON: {reason}"
+    missing = "" if (model_dir / "tokenizer.json").is_file() else " (no tokenizer.json is there)"
+    return f"{model_dir} has no usable tokenizer{missing}: {reason}"
+
+
+def _is_json(file: Path) -> bool:
+    """A file that is not there is no worse than one that is."""
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        return True
+    except ValueError:
+        return False
+    return True
+
+
+def _in_a_line(error: Exception) -> str:
+    """Shortened; with the name of an exception whose text is a mere key, or nothing."""
+    text, name = " ".join(str(error).split()), type(error).__name__
+    said = f"{name} {text}".strip() if isinstance(error, LookupError) or not text else text
+    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} ..."

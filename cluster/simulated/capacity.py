@@ -31,6 +31,10 @@ class Criterion:
             raise ValueError("a capacity needs something that is to hold")
         if self.attainment is not None and not 0 < self.attainment <= 1:
             raise ValueError(f"an attainment is above 0 and at most 1, got {self.attainment:g}")
+        if self.tbt_s is not None and not self.tbt_s > 0:
+            raise ValueError(f"a bound on the time between tokens is above 0, got {self.tbt_s * 1e3:g} ms")
+        if self.delay_s is not None and not self.delay_s >= 0:
+            raise ValueError(f"a bound on the scheduling delay is at least 0, got {self.delay_s * 1e3:g} ms")
 
     def may_miss(self, requests: int) -> int | None:
         """How many requests may miss their promise; None where that is not what counts."""

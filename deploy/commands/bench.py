@@ -46,7 +46,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON on standard output.")] = False,
 ) -> None:
     """Put load on a server and say how it bore it, or compare two runs."""
-    from deploy.output import Output
+    from deploy.output import Output, check_file
 
     if diff is not None:
         if url is not None:
@@ -55,9 +55,8 @@ def bench(
         return
     if url is None:
         raise CommandError("a URL is missing, such as http://127.0.0.1:8000", 2)
-    for name, file in (("--output", output), ("--html", html)):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise CommandError(f"{name}: there is no folder {file.absolute().parent}", 2)
+    check_file("--output", output)
+    check_file("--html", html)
 
     from deploy.bench.slo import SloTargets, parse_slo
     from deploy.bench.target import Target

@@ -62,10 +62,9 @@ def compare(
     from deploy.bench.wanted import Wanted
     from deploy.compare.asked import plan_asked
     from deploy.options import engine_config
-    from deploy.output import Output
+    from deploy.output import Output, check_file
 
-    if html is not None and not html.absolute().parent.is_dir():
-        raise CommandError(f"--html: there is no folder {html.absolute().parent}", 2)
+    check_file("--html", html)
     if figures is not None and not figures.is_dir():
         raise CommandError(f"--figures: there is no folder {figures}", 2)
     base = engine_config({"groups": GROUPS, **engine})

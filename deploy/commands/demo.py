@@ -36,15 +36,13 @@ def demo(
         from deploy.demo.record import as_json_phase
         from deploy.demo.runner import fitting_load, parse_policies, run_phases
         from deploy.demo.show import show
-        from deploy.errors import CommandError
         from deploy.options import engine_config
-        from deploy.output import Output, mute
+        from deploy.output import Output, check_file, mute
 
         names = parse_policies(policies)
         # Only an engine that starts with `slo` measures its iterations, which is what `slo` needs; it can take turns.
         config = engine_config({"chunk_size": CHUNK_SIZE, **engine, "policy": "slo" if "slo" in names else names[0]})
-        if html is not None and not html.absolute().parent.is_dir():
-            raise CommandError(f"--html: there is no folder {html.absolute().parent}", 2)
+        check_file("--html", html)
         output = Output(as_json)
         server = life.run(lambda: running.start(life, config, running.Address("127.0.0.1", 0), say=output.progress))
         life.on_close(mute)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,10 @@ LEFT_OUT = frozenset(
 """Fields of the configuration that only workers and servers have."""
 DURATION_S = 120.0
 """For which requests arrive where nothing else was said: simulated time costs little."""
+BOUNDS = ("--attainment", "--p99-tbt-ms", "--delay-ms")
+KINDS = {"--gpus": "A100-80,H100", "--tps": "1,2,4", "--policies": "chunked,slo"}
+MOST_GPUS = 1024
+"""What --find-cheapest compares where nothing else was said."""
 
 
 def simulate(
@@ -50,7 +55,9 @@ def simulate(
         Path | None, typer.Option(help="CSV of prompt and output lengths to draw from.", dir_okay=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals, lengths and noise.")] = 0,
-    seeds: Annotated[int, typer.Option(help="Searches over so many seeds.", min=1, max=100)] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(help="--find-capacity: searches over so many seeds. [1]", min=1, max=100)
+    ] = None,
     find_capacity: Annotated[
         bool, typer.Option("--find-capacity", help="Find the highest rate that is carried.")
     ] = False,
@@ -60,13 +67,15 @@ def simulate(
     attainment: Annotated[float | None, typer.Option(help="Share that must get what is promised. [0.9]")] = None,
     p99_tbt_ms: Annotated[float | None, typer.Option(help="Or: bound on the P99 time between tokens.")] = None,
     delay_ms: Annotated[float | None, typer.Option(help="And: on the median scheduling delay. [2000]")] = None,
-    gpus: Annotated[str, typer.Option(help="--find-cheapest: GPUs to compare.")] = "A100-80,H100",
-    tps: Annotated[str, typer.Option(help="--find-cheapest: tensor-parallel degrees.")] = "1,2,4",
-    policies: Annotated[str, typer.Option(help="--find-cheapest: policies.")] = "chunked,slo",
+    gpus: Annotated[str | None, typer.Option(help="--find-cheapest: GPUs to compare. \\[A100-80,H100]")] = None,
+    tps: Annotated[str | None, typer.Option(help="--find-cheapest: tensor-parallel degrees. \\[1,2,4]")] = None,
+    policies: Annotated[str | None, typer.Option(help="--find-cheapest: policies. \\[chunked,slo]")] = None,
     prices: Annotated[
         Path | None, typer.Option(help='--find-cheapest: JSON such as {"H100": 4}, money an hour.', dir_okay=False)
     ] = None,
-    most_gpus: Annotated[int, typer.Option(help="--find-cheapest: the most GPUs to try.", min=1)] = 1024,
+    most_gpus: Annotated[
+        int | None, typer.Option(help=f"--find-cheapest: the most GPUs to try. [{MOST_GPUS}]", min=1)
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write a report to this file.", dir_okay=False)] = None,
     totals: Annotated[
         bool, typer.Option("--totals", help="Keep no requests, so that memory does not grow with their number.")
@@ -77,13 +86,20 @@ def simulate(
     """Serve a load on simulated GPUs with the real scheduler: latencies, capacity, or the cheapest cluster."""
     from deploy.bench.wanted import Wanted
     from deploy.options import engine_config
-    from deploy.output import Output
+    from deploy.output import Output, check_file
     from deploy.simulation.asked import Asked
 
     if find_capacity and find_cheapest:
         raise CommandError("--find-capacity and --find-cheapest are two questions; ask one", 2)
-    if html is not None and not html.absolute().parent.is_dir():
-        raise CommandError(f"--html: there is no folder {html.absolute().parent}", 2)
+    bounds = (attainment, p99_tbt_ms, delay_ms)
+    kinds = {"--gpus": gpus, "--tps": tps, "--policies": policies}
+    if not (find_capacity or find_cheapest):
+        _refuse(dict(zip(BOUNDS, bounds, strict=True)), "without --find-capacity or --find-cheapest")
+    if not find_capacity:
+        _refuse({"--seeds": seeds}, "without --find-capacity")
+    if not find_cheapest:
+        _refuse({**kinds, "--prices": prices, "--most-gpus": most_gpus}, "without --find-cheapest")
+    check_file("--html", html)
     if totals and (find_capacity or find_cheapest or raw or html is not None):
         raise CommandError("--totals keeps no requests: it goes with no --raw, no --html and no search", 2)
     rated = workload not in ("trace", "concurrency", "interference")
@@ -103,10 +119,10 @@ def simulate(
     output = Output(as_json)
     try:
         if find_capacity:
-            told, lines = _capacity(asked, range(seed, seed + seeds), (attainment, p99_tbt_ms, delay_ms), output)
+            told, lines = _capacity(asked, range(seed, seed + (seeds or 1)), bounds, output)
         elif find_cheapest:
-            kinds = (gpus, tps, policies)
-            told, lines = _cheapest(asked, kinds, prices, most_gpus, (attainment, p99_tbt_ms, delay_ms), output)
+            compared = [given if given is not None else KINDS[flag] for flag, given in kinds.items()]
+            told, lines = _cheapest(asked, compared, prices, most_gpus or MOST_GPUS, bounds, output)
         else:
             _once(asked, html, raw, totals, output)
             return
@@ -119,6 +135,13 @@ def simulate(
 
 Bounds = tuple[float | None, float | None, float | None]
 """Attainment, P99 time between tokens and median scheduling delay in milliseconds, as given."""
+
+
+def _refuse(options: dict[str, Any], where: str) -> None:
+    """Raises CommandError for the first of these options that was given."""
+    for flag, value in options.items():
+        if value is not None:
+            raise CommandError(f"{flag} has no meaning {where}", 2)
 
 
 def _once(asked: Asked, html: Path | None, raw: bool, totals: bool, output: Any) -> None:
@@ -184,7 +207,7 @@ def _capacity(asked: Asked, seeds: range, bounds: Bounds, output: Any) -> tuple[
 
 
 def _cheapest(
-    asked: Asked, kinds: tuple[str, str, str], prices: Path | None, most_gpus: int, bounds: Bounds, output: Any
+    asked: Asked, kinds: Iterable[str], prices: Path | None, most_gpus: int, bounds: Bounds, output: Any
 ) -> tuple[dict[str, Any], list[str]]:
     from cluster.simulated.cluster import Noise
     from deploy.simulation.search import criterion_of, find_cheapest, kinds_of, read_prices

@@ -17,7 +17,6 @@ from scheduler.hardware import gpu
 from scheduler.policies import POLICIES
 from scheduler.roofline import ModelShape
 
-GPUS, TPS = "A100-80,H100", "1,2,4"
 Say = Callable[[str], None]
 
 

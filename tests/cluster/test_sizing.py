@@ -80,6 +80,8 @@ def test_memory_that_is_not_there_is_said_in_one_line() -> None:
             kv_blocks(config, [RANK])
     with pytest.raises(ValueError, match="raise --kv-memory"):
         kv_blocks(EngineConfig(kv_memory="1KiB"), [RANK])
+    with pytest.raises(ValueError, match="raise --kv-memory or lower --block-size"):
+        kv_blocks(EngineConfig(kv_memory="1KiB", block_size=16), [RANK])
     with pytest.raises(ValidationError, match="is no size; write it like 2GiB"):
         EngineConfig(kv_memory="lots")
 

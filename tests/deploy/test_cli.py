@@ -6,11 +6,13 @@ import ipaddress
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -24,7 +26,8 @@ import pytest
 from cluster.config import EngineConfig
 from cluster.precedence import NICENESS
 from deploy import cli
-from deploy.running import APPLICATION
+from deploy.running import APPLICATION, last_words, loading
+from workers.tokenizer import TokenizerError
 
 
 def complaint(capfd: pytest.CaptureFixture[str], *arguments: str, code: int) -> str:
@@ -50,6 +53,18 @@ def complaint(capfd: pytest.CaptureFixture[str], *arguments: str, code: int) -> 
         (["serve", "--kv-memory", "1GiB", "--num-blocks", "5"], ["--kv-memory", "--num-blocks", "choose one"]),
         (["serve", "--device", "cpu", "--port", "0", "--kv-memory", "1KiB"], ["--kv-memory", "720.0 KiB"]),
         (["serve", "--device", "cpu", "--port", "0", "--num-blocks", "99999999999"], ["--num-blocks", "is free"]),
+        (
+            ["serve", "--device", "cpu", "--port", "0", "--block-size", "100000000"],
+            ["block of 100000000 tokens", "--kv-memory", "--block-size"],
+        ),
+        (["serve", "--port", "0", "--max-model-len", "100000000"], ["--max-model-len 100000000", "8192 positions"]),
+        (["serve", "--device", "cpu", "--port", "0", "--attention", "flash_attn"], ["--attention flash_attn", "cpu"]),
+        (["serve", "--port", "0", "--iteration-log", "/no/such/folder/x"], ["--iteration-log", "/no/such/folder"]),
+        (["serve", "--port", "0", "--iteration-log", "/"], ["--iteration-log", "is a folder"]),
+        (["serve", "--slo-classes", "a=1, a=2"], ["--slo-classes", "'a'", "twice"]),
+        (["serve", "--slo-classes", "a=1:2:3:4"], ["--slo-classes", "a=1:2:3:4", "tbt_ms"]),
+        (["serve", "--served-model-name", ""], ["--served-model-name", "name is needed"]),
+        (["serve", "--model", ""], ["--model", "name is needed"]),
         (["serve", "--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "nan"]),
         (["serve", "--gpu-memory-utilization", "1.5"], ["--gpu-memory-utilization", "1.5"]),
         (
@@ -96,6 +111,53 @@ def test_a_model_that_is_not_supported(capfd: pytest.CaptureFixture[str], tmp_pa
     assert "LlamaForCausalLM" in line
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", None, ["no usable tokenizer", "no tokenizer.json is there", "backend tokenizer"]),
+        ("tokenizer.json", "{", ["no usable tokenizer", "tokenizer.json is no JSON", "line 1 column 2"]),
+        ("tokenizer_config.json", "{", ["no usable tokenizer", "tokenizer_config.json is no JSON"]),
+        ("model.safetensors", "no weights", ["model.safetensors cannot be read", "header"]),
+    ],
+)
+def test_a_file_that_is_missing_or_broken_is_found_before_anything_starts(
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    tiny_model_dir: Path,
+    name: str,
+    content: str | None,
+    words: list[str],
+) -> None:
+    model = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    (model / name).unlink()
+    if content is not None:
+        (model / name).write_text(content)
+    line = complaint(capfd, "serve", "--model", str(model), "--port", "0", code=1)
+    assert all(word in line for word in words), line
+    assert "Error:" not in line
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("a sentence"), "a sentence"),
+        (TokenizerError("a sentence"), "a sentence"),
+        (KeyError("key"), "KeyError: 'key'"),
+    ],
+)
+def test_an_error_of_ours_is_told_without_the_name_of_its_class(error: Exception, said: str) -> None:
+    try:
+        raise error
+    except Exception:
+        assert last_words(f"The replica failed:\n{traceback.format_exc()}") == said
+    assert last_words("The replica is starting.") == ""
+
+
+def test_a_start_promises_no_measurement_that_may_be_known() -> None:
+    assert "measuring its iterations if that has not been done" in loading(EngineConfig())
+    assert loading(EngineConfig(policy="chunked", profile_seconds=0)) == "loading smollm2"
+
+
 def test_more_kv_memory_than_there_is(capfd: pytest.CaptureFixture[str], smollm2_dir: Path) -> None:
     line = complaint(capfd, "serve", "--kv-memory", "900TiB", "--port", "0", code=2)
     assert "--kv-memory" in line
@@ -120,6 +182,7 @@ def test_fetch_says_where_the_model_is(capfd: pytest.CaptureFixture[str], smollm
     assert cli.run(["fetch", "smollm2", "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {"model": "smollm2", "directory": str(smollm2_dir)}
     assert "hub" in complaint(capfd, "fetch", "no-such-model", code=1)
+    assert "hub" in complaint(capfd, "fetch", "", code=1)
 
 
 def test_help_comes_without_what_is_slow_to_import() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import sys
 from pathlib import Path
@@ -273,6 +274,9 @@ def test_backends_are_chosen_by_device() -> None:
     for name, device in (("cpu", "cuda"), ("varlen", "cpu"), ("flash_attn", "cpu")):
         with pytest.raises(ValueError, match="does not run on"):
             make_attention(name, device)
+    if importlib.util.find_spec("flash_attn") is None:
+        with pytest.raises(ValueError, match=r"not installed; .* take --attention varlen"):
+            make_attention("flash_attn", "cuda")
     check_page_size(512, "cuda")
     check_page_size(7, "cpu")
     with pytest.raises(ValueError, match="take a multiple of 256"):

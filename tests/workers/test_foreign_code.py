@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from workers.checkpoint import resolve
@@ -91,10 +90,10 @@ class Exploit:
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors", "model.pt"])
 def test_pickled_weights_are_not_read(checkpoint: Path, mark: Path, name: str) -> None:
     (checkpoint / name).write_bytes(pickle.dumps({"model.embed_tokens.weight": Exploit(mark)}))
-    with pytest.raises((ValueError, OSError, SafetensorError)):
+    with pytest.raises((ValueError, OSError)):
         Worker(WorkerConfig(str(resolve(str(checkpoint))))).load()
     assert not mark.exists()
     torch.save({"w": Exploit(mark)}, checkpoint / name)
-    with pytest.raises((ValueError, OSError, SafetensorError)):
+    with pytest.raises((ValueError, OSError)):
         Worker(WorkerConfig(str(resolve(str(checkpoint))))).load()
     assert not mark.exists()

@@ -106,6 +106,7 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
         ({"architectures": ["MistralForCausalLM"]}, "sliding-window attention is not supported"),
         ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "sliding-window attention"),
         ({**LLAMA, "hidden_size": "64"}, "hidden_size is '64', where a positive whole number is needed"),
+        ({**LLAMA, "hidden_size": 640, "num_attention_heads": 9}, "hidden_size 640 does not divide by .* 9"),
         ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({**LLAMA, "vocab_size": True}, "vocab_size is True"),
         ({**LLAMA, "rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
@@ -121,6 +122,11 @@ def test_what_cannot_be_computed_is_refused_in_a_line(tmp_path: Path, content: d
 
 def test_a_sliding_window_that_is_not_used_is_none(tmp_path: Path) -> None:
     read_config(written(tmp_path, architectures=["Qwen3ForCausalLM"], sliding_window=4096, use_sliding_window=False))
+
+
+def test_heads_of_a_size_of_their_own_need_not_divide_the_hidden_one(tmp_path: Path) -> None:
+    found = read_config(written(tmp_path, **LLAMA, hidden_size=640, num_attention_heads=9, head_dim=64))
+    assert (found.hidden_size, found.head_dim) == (640, 64)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\udcff"])

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +18,7 @@ from tokenizers import decoders, models
 
 from workers.checkpoint import resolve
 from workers.detokenizer import Detokenizer
-from workers.tokenizer import ChatTemplateError, Tokenizer, TokenizerError
+from workers.tokenizer import ChatTemplateError, Tokenizer, TokenizerError, check_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +140,37 @@ def test_a_directory_without_a_tokenizer_is_one_clear_line(tmp_path: Path) -> No
     with pytest.raises(TokenizerError, match="no usable tokenizer") as raised:
         Tokenizer.load(tmp_path)
     assert "\n" not in str(raised.value)
+    assert "backend tokenizer from one of: (1) a" in str(raised.value)
+    with pytest.raises(TokenizerError, match="no usable tokenizer"):
+        check_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"model": {"type": "BPE"}}', "\udcff"])
+def test_a_broken_tokenizer_is_one_clear_line(tmp_path: Path, smollm2_dir: Path, content: str) -> None:
+    for name in ("config.json", "tokenizer_config.json"):
+        shutil.copy(smollm2_dir / name, tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes(content.encode(errors="surrogateescape"))
+    looks: tuple[Callable[[Path], object], ...] = (Tokenizer.load, check_tokenizer)
+    for look in looks:
+        with pytest.raises(TokenizerError, match=r"no usable tokenizer: \S") as raised:
+            look(tmp_path)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_configuration_that_is_refused_is_not_the_tokenizer_s_fault(tmp_path: Path, smollm2_dir: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(smollm2_dir / name, tmp_path)
+    said = json.loads((smollm2_dir / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**said, "hidden_size": 640}))
+    with pytest.raises(TokenizerError, match=r"config\.json cannot be used: .*640.* not a multiple") as raised:
+        Tokenizer.load(tmp_path)
+    assert "no usable tokenizer" not in str(raised.value)
+
+
+def test_a_tokenizer_is_checked_without_transformers(smollm2_dir: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from workers.tokenizer import check_tokenizer;"
+        f"check_tokenizer(Path({str(smollm2_dir)!r})); print({{'torch', 'transformers'}} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
