@@ -62,19 +62,25 @@ class CpuAttention:
     ) -> None:
         """As a call, of arrays. With `rows`, only segments that have some of them."""
         heads = q.shape[1], k_pages.kv_heads
-        asked = None if rows is None else _segments_of(layout, rows.numpy())
-        parts = self._parts.of(layout, *heads) if asked is None or asked.all() else _parts(layout, *heads, asked)
+        parts = self._parts.of(layout, *heads)
+        if rows is not None:
+            parts = _parts_of(rows.numpy(), parts, layout, *heads)
         if parts.singles is not None:
             paged_decode(q, k_pages, v_pages, parts.singles, out)
         if parts.chunks is not None:
             paged_chunk(q, k_pages, v_pages, parts.chunks, out)
 
 
-def _segments_of(layout: Layout, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which segments have some of these rows."""
+def _parts_of(rows: NDArray[np.int64], parts: _Parts, layout: Layout, heads: int, kv_heads: int) -> _Parts:
+    """Of these the segments that have some of the rows. Decodes have, and chunks in the middle of a prompt have not:
+    then nothing is made anew."""
     asked = np.zeros(len(layout.counts), dtype=np.bool_)
     asked[np.searchsorted(layout.counts.cumsum(), rows, side="right")] = True
-    return asked
+    if asked.all():
+        return parts
+    if np.array_equal(asked, layout.counts == 1):
+        return _Parts(parts.singles, None)
+    return _parts(layout, heads, kv_heads, asked)
 
 
 def _parts(layout: Layout, heads: int, kv_heads: int, asked: NDArray[np.bool_] | None = None) -> _Parts:
