@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from workers.constraints import GrammarError
+from workers.words import in_a_line
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -41,6 +42,11 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 """Tens of milliseconds for a schema, several for a token; counted in steps, so that every process refuses the same."""
+_IN_OTHER_WORDS = {
+    "NoExtensionBias": "a part of it is nothing but a reference to itself",
+    "oneOf constraints are not supported": "oneOf is only understood where no two of its parts can fit the same",
+}
+"""What the library says of a schema to who wrote its grammar, or may set its options."""
 
 
 class Grammars:
@@ -53,7 +59,7 @@ class Grammars:
             if self._tokenizer.vocab_size < vocab_size:
                 self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size)
         except Exception as error:  # of a library that raises whatever it likes
-            raise GrammarError(f"the tokenizer cannot be used for structured output: {_line(error)}") from None
+            raise GrammarError(f"the tokenizer cannot be used for structured output: {in_a_line(error)}") from None
         self.vocab_size = vocab_size
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -64,7 +70,7 @@ class Grammars:
         try:
             content = (Path(model_dir) / "tokenizer.json").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise GrammarError(f"the tokenizer cannot be used for structured output: {_line(error)}") from None
+            raise GrammarError(f"the tokenizer cannot be used for structured output: {in_a_line(error)}") from None
         return cls(content, vocab_size)
 
     def check(self, schema: str) -> None:
@@ -98,13 +104,13 @@ class Grammars:
             grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_FIXED)
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         except Exception as error:
-            raise GrammarError(_line(error)) from None
+            raise GrammarError(_of_schema(error)) from None
         if matcher.is_error():
-            raise GrammarError(_line(matcher.get_error()))
+            raise GrammarError(_of_schema(matcher.get_error()))
         first = matcher.deep_copy()
         first.compute_bitmask()  # one that nothing can begin with shows only now
         if first.is_error():
-            raise GrammarError(_line(first.get_error()))
+            raise GrammarError(_of_schema(first.get_error()))
         return matcher
 
 
@@ -130,7 +136,7 @@ class Constraint:
             bits = np.unpackbits(packed, bitorder="little")[: self._vocab_size]
             mask[: len(bits)] = bits
         if self._matcher.is_error():
-            raise GrammarError(_line(self._matcher.get_error()))
+            raise GrammarError(in_a_line(self._matcher.get_error()))
         mask[self._ends] = self._matcher.is_accepting()
         return mask
 
@@ -139,18 +145,15 @@ class Constraint:
         if token in self._end_set or self._matcher.is_stopped():
             return
         if not self._matcher.consume_token(token):
-            raise GrammarError(f"token {token} does not fit: {_line(self._matcher.get_error())}")
+            raise GrammarError(f"token {token} does not fit: {in_a_line(self._matcher.get_error())}")
 
 
-def _line(error: object) -> str:
-    said = " ".join(str(error).split())
-    return (said or type(error).__name__)[:300]
+def _of_schema(error: object) -> str:
+    said = in_a_line(error)
+    return next((words for beginning, words in _IN_OTHER_WORDS.items() if said.startswith(beginning)), said)
 
 
 def canonical(schema: dict[str, Any]) -> str:
     """A schema as one text, its properties in their order, which is the order in which they are generated. Raises
-    ValueError for numbers that JSON has not, and for what is nested too deeply."""
-    try:
-        return json.dumps(schema, separators=(",", ":"), allow_nan=False)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    ValueError for numbers that JSON has not, and RecursionError for what is nested too deeply."""
+    return json.dumps(schema, separators=(",", ":"), allow_nan=False)

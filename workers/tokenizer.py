@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.detokenizer import Detokenizer
-
-LONGEST_REASON = 300
-"""Characters of another library's words in an error of ours."""
+from workers.words import in_a_line
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -106,7 +104,7 @@ class Tokenizer:
                 **arguments,
             )
         except Exception as error:  # templates raise by themselves, and trip over what they did not expect
-            raise ChatTemplateError(f"the model's chat template refused the messages: {_in_a_line(error)}") from error
+            raise ChatTemplateError(f"the model's chat template refused the messages: {in_a_line(error)}") from error
         return str(rendered)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
@@ -181,11 +179,11 @@ def _why_not(model_dir: Path, error: Exception) -> str:
     """The library reads config.json before any file of a tokenizer's, which is not to blame then."""
     from transformers import AutoConfig
 
-    reason = _in_a_line(error)
+    reason = in_a_line(error)
     try:
         AutoConfig.from_pretrained(str(model_dir), trust_remote_code=False, local_files_only=True)
     except Exception as refused:
-        if _in_a_line(refused) == reason:
+        if in_a_line(refused) == reason:
             return f"{model_dir / 'config.json'} cannot be used: {reason}"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if not _is_json(model_dir / name):
@@ -203,10 +201,3 @@ def _is_json(file: Path) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _in_a_line(error: Exception) -> str:
-    """Shortened; with the name of an exception whose text is a mere key, or nothing."""
-    text, name = " ".join(str(error).split()), type(error).__name__
-    said = f"{name} {text}".strip() if isinstance(error, LookupError) or not text else text
-    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} ..."

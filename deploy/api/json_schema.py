@@ -13,7 +13,8 @@ _LARGEST = 2**53
 _MOST_TENS = 22
 """10 to this power is a double; with digits that are one, what is read is the nearest to what was written."""
 
-_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_VALUES = frozenset({"const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+"""Keywords that say which values there are."""
 _COUNTS = frozenset(
     {f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains")}
 )
@@ -48,12 +49,9 @@ def plain(schema: Any) -> Any:
 
 
 def _of_keyword(key: str, value: Any) -> Any:
-    if key in ("const", "enum"):
+    if key in _VALUES:
         for number in _numbers(value):
             _check_number(key, number)
-        return value
-    if key in _BOUNDS and _is_number(value):
-        _check_number(key, value)
         return value
     if key in _COUNTS and isinstance(value, float) and value.is_integer():
         return int(value)
@@ -63,12 +61,8 @@ def _of_keyword(key: str, value: Any) -> Any:
     return plain(value)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _numbers(value: Any) -> Iterator[int | float]:
-    if _is_number(value):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         yield value
     elif isinstance(value, list | dict):
         for each in value.values() if isinstance(value, dict) else value:
@@ -81,7 +75,8 @@ def _check_number(key: str, number: int | float) -> None:
         _, digits, exponent = Decimal(repr(number)).as_tuple()
         exact = int("".join(map(str, digits))) <= _LARGEST and abs(int(exponent)) <= _MOST_TENS
     if not exact:
-        raise ValueError(f"{key}: only numbers within 2^53, of up to 15 digits, can be kept to exactly, not {number!r}")
+        allowed = f"within 2^53, of up to 15 digits and {_MOST_TENS} decimal places"
+        raise ValueError(f"{key}: only numbers {allowed} can be kept to exactly, not {number!r}")
 
 
 def _check_pattern(pattern: str) -> None:

@@ -21,12 +21,6 @@ PARAM = "response_format"
 SCHEMA = "response_format.json_schema.schema"
 _FORMATS = FormatChecker(set(FormatChecker.checkers) - {"regex"})
 """Of a schema's own text. Patterns are ECMA-262's, not Python's: whether they are any shows when they are compiled."""
-_TOO_DEEP = "it is nested too deeply"
-_IN_OTHER_WORDS = {
-    "NoExtensionBias": "a part of it is nothing but a reference to itself",
-    "oneOf constraints are not supported": "oneOf is only understood where no two of its parts can fit the same",
-}
-"""What the engine says to who uses it as a library."""
 COMPILE_S = 10.0
 """Steps are bounded (`workers.grammar`); this is for a machine that does not come to them."""
 
@@ -77,7 +71,7 @@ class ResponseFormats:
             where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
             raise _no_schema(f"{shorten(where.lstrip('.'), 100)}: {shorten(error.message, 200)}".lstrip(": ")) from None
         except RecursionError:
-            raise _no_schema(_TOO_DEEP) from None
+            raise _no_schema("it is nested too deeply") from None
         except (ValueError, TypeError) as error:
             raise _no_schema(str(error) or type(error).__name__) from None
         return text
@@ -93,5 +87,4 @@ class ResponseFormats:
 
 
 def _no_schema(why: str) -> ApiError:
-    why = next((words for said, words in _IN_OTHER_WORDS.items() if why.startswith(said)), why)
     return bad_request(f"Invalid schema for response_format: {shorten(why, 400)}", SCHEMA, "invalid_json_schema")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -190,6 +191,7 @@ def test_flash_attn_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
         return dense_by_arguments(q, k, v, cu_seqlens_q, used, block_table, max_seqlen_q, max_seqlen_k)
 
     package: Any = ModuleType("flash_attn")
+    package.__spec__ = ModuleSpec("flash_attn", None)
     package.flash_attn_varlen_func = flash_attn_varlen_func
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     check(make_attention("flash_attn", "cuda"), Case(MIXED))
@@ -243,6 +245,7 @@ def test_the_whole_model_on_cuda_by_shape(
     """Load and forward with every tensor on a device that this machine need not have."""
     folder = save_tiny(tmp_path)
     package: Any = ModuleType("flash_attn")
+    package.__spec__ = ModuleSpec("flash_attn", None)
     package.flash_attn_varlen_func = lambda q, *_, **__: torch.empty_like(q)
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     read = Weights._read

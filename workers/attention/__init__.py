@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 
 import torch
 
@@ -22,7 +21,6 @@ __all__ = [
 
 PAGE_SIZE = {"cpu": 16, "cuda": 256}
 """Tokens of a KV block where nothing else is asked for. The CUDA kernels take multiples of theirs."""
-_NOT_INSTALLED = "the flash-attn package is not installed; install it or take --attention varlen"
 
 
 def check_page_size(block_size: int, device: str) -> None:
@@ -42,7 +40,7 @@ def choose_backend(name: str, device: str) -> str:
     if (name == "cpu") == on_cuda:
         raise ValueError(f"--attention {name} does not run on {device}")
     if name == "flash_attn" and not _has_flash_attn():
-        raise ValueError(_NOT_INSTALLED)
+        raise ValueError("the flash-attn package is not installed; install it or take --attention varlen")
     return name
 
 
@@ -60,7 +58,7 @@ def make_attention(
 
 
 def _has_flash_attn() -> bool:
-    return "flash_attn" in sys.modules or importlib.util.find_spec("flash_attn") is not None
+    return importlib.util.find_spec("flash_attn") is not None
 
 
 def _cuda_attention(name: str) -> Attention:
@@ -71,8 +69,5 @@ def _cuda_attention(name: str) -> Attention:
     if name == "flash_attn":
         from workers.attention.flash import FlashAttention
 
-        try:
-            return FlashAttention()
-        except ImportError:
-            raise ValueError(_NOT_INSTALLED) from None
+        return FlashAttention()
     raise ValueError(f"unknown attention backend {name!r}; choose one of auto, cpu, flash_attn, varlen")
